@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 import zarr
@@ -66,7 +68,43 @@ def test_a_card_says_what_matters(repository: icefloe.Repository) -> None:
     assert "/a → /b" in cards["status"]
     assert "no changes" in cards["nothing"]
     assert "repository" in cards["repository"]
+    assert "1 group, 1 array, 4 chunks, 64 B decoded" in cards["repository"]
+    assert "/a  float32 (4, 4) 64 B" in cards["repository"]
     assert repository.lookup_branch("main") in cards["snapshot"]
+
+
+def test_the_card_of_a_repository_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    made = icefloe.Repository.create(str(tmp_path / "repo"))
+    shutil.rmtree(tmp_path / "repo")
+    assert "cannot be read" in made._repr_html_()
+
+
+def test_plans_and_reports_have_cards(repository: icefloe.Repository, tmp_path: Path) -> None:
+    shown = {
+        "Expiry plan": repository.plan_expiry(dt.timedelta(days=1)),
+        "Collection plan": repository.plan_garbage_collection(dt.timedelta(days=1)),
+        "Compaction plan": repository.plan_compaction(),
+        "Verify report": repository.verify(),
+        "Mirror plan": repository.plan_mirror(str(tmp_path / "copy")),
+    }
+    for kind, value in shown.items():
+        html = value._repr_html_()
+        ElementTree.fromstring(html)
+        assert kind in html
+    for value in (repository.config, repository.storage, repository.garbage_collect(dt.timedelta(days=1))):
+        assert value._repr_html_()
+
+
+def test_a_diff_shows_a_replaced_array_as_changed() -> None:
+    made = icefloe.Repository.create(icefloe.in_memory_storage())
+    for number in range(2):
+        with made.transaction("main", message=f"{number}") as store:
+            zarr.create_array(store, name="t", shape=(3,), dtype="f4", overwrite=True)[:] = number + 1
+    after, before, *_ = made.ancestry(branch="main")
+    diff = made.diff(from_snapshot_id=before.id, to_snapshot_id=after.id)
+    assert diff.replaced_arrays == {"/t"}
+    html = diff._repr_html_()
+    assert "replaced arrays" in html and "deleted arrays" not in html and "new arrays" not in html
 
 
 def test_reprs_are_one_short_line(repository: icefloe.Repository) -> None:

@@ -161,7 +161,7 @@ def _encoded_default(setting: Setting) -> Any:
 
 
 def _show_all(repository: Repository, *, json: bool) -> None:
-    """Print every setting with its value, its default and its effect."""
+    """Print every setting: the value in effect, whether it is stored or the default, and what it does."""
     document = encode_config(repository.config)
     facts = []
     for name, setting in all_settings(RepositoryConfig).items():
@@ -169,14 +169,17 @@ def _show_all(repository: Repository, *, json: bool) -> None:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         effect = setting.doc if setting.unused is None else f"not used by Icefloe. {setting.unused}".rstrip(". ")
-        facts.append({"setting": name, "value": value, "default": _encoded_default(setting), "effect": effect})
+        default, source = _encoded_default(setting), "default" if value is None else "stored"
+        facts.append({"setting": name, "value": value, "source": source, "default": default, "effect": effect})
     if json:
         print_json(facts)
         return
-    listing = table("setting", "value", "default", "effect")
+    listing = table("setting", "value", "from", "effect")
     for fact in facts:
-        shown = ["" if fact[name] is None else str(fact[name]) for name in ("setting", "value", "default", "effect")]
-        listing.add_row(*(Text(each) for each in shown))
+        used = fact["default"] if fact["value"] is None else fact["value"]
+        shown = (fact["setting"], "" if used is None else str(used), fact["source"], fact["effect"])
+        style = "bold" if fact["source"] == "stored" else ""
+        listing.add_row(*(Text(str(each), style=style) for each in shown))
     stdout().print(listing)
 
 

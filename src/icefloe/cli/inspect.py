@@ -351,10 +351,13 @@ def print_diff(console: Console, diff: Diff, *, chunks: bool) -> None:
     if diff.is_empty():
         console.print(Text("no changes", style="dim"))
         return
+    replaced = diff.replaced_arrays
+    for path in sorted(replaced):
+        console.print(Text.assemble((f"~ replaced array {path}", "yellow")), soft_wrap=True)
     for sign, style, groups, arrays in (
-        ("+", "green", diff.new_groups, diff.new_arrays),
-        ("-", "red", diff.deleted_groups, diff.deleted_arrays),
-        ("~", "yellow", diff.updated_groups, diff.updated_arrays),
+        ("+", "green", diff.new_groups, diff.new_arrays - replaced),
+        ("-", "red", diff.deleted_groups, diff.deleted_arrays - replaced),
+        ("~", "yellow", diff.updated_groups, diff.updated_arrays - replaced),
     ):
         named = [(path, "group") for path in groups] + [(path, "array") for path in arrays]
         for path, kind in sorted(named):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 import enum
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -170,6 +171,24 @@ class CardMixin:
 
     def __rich__(self) -> str:
         return self._card().markup()
+
+
+class TextCardMixin(CardMixin):
+    """Base class of plans, summaries and reports, whose text is for people.
+
+    The first line is the name of the card, and the others are listed below it.
+    """
+
+    __slots__ = ()
+
+    def _card_text(self) -> str:
+        return str(self)
+
+    def _card(self) -> Card:
+        first, *others = self._card_text().splitlines() or [""]
+        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(self).__name__).capitalize()
+        details = [Listing("details", "tag", [line.strip() for line in others])] if others else []
+        return Card(kind, first, (), details)
 
 
 def _html(words: Words) -> str:

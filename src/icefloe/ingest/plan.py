@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from icefloe.display.card import format_bytes, format_count
+from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, convert_member, joined_values
 from icefloe.ingest.cf import find_time_units, format_range
@@ -514,7 +514,7 @@ def _place(
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class IngestPlan:
+class IngestPlan(TextCardMixin):
     """The plan of an ingest.
 
     Attributes

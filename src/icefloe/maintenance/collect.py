@@ -23,7 +23,7 @@ import numpy.typing as npt
 import zstandard
 
 from icefloe.debug import traced
-from icefloe.display.card import WithFields, format_bytes, format_count
+from icefloe.display.card import TextCardMixin, WithFields, format_bytes, format_count
 from icefloe.errors import (
     ConflictError,
     FormatError,
@@ -154,7 +154,7 @@ class GCSummary(WithFields):
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionPlan:
+class CollectionPlan(TextCardMixin):
     """The objects to delete, per kind, and the numbers of objects to keep."""
 
     cutoff: dt.datetime

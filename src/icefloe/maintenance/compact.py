@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.display.card import format_bytes, format_count
+from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import ConflictError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
 from icefloe.ledger.contract import Tip
@@ -147,7 +147,7 @@ class ArrayRewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactionPlan:
+class CompactionPlan(TextCardMixin):
     """The chunks to rewrite."""
 
     request: CompactRequest
@@ -248,7 +248,7 @@ _PUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CompactSummary:
+class CompactSummary(TextCardMixin):
     """The result of a compaction."""
 
     chunks: int = 0

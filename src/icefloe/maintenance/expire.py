@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from icefloe.blocking import current_time
 from icefloe.debug import traced
-from icefloe.display.card import format_count
+from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
 from icefloe.ledger.contract import MAIN, HistoryChange
@@ -110,7 +110,7 @@ class ExpiryRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiryPlan:
+class ExpiryPlan(TextCardMixin):
     """The snapshots to remove from history, and the new parents of kept snapshots."""
 
     change: HistoryChange

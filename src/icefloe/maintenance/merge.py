@@ -9,7 +9,7 @@ from typing import Any
 
 from icefloe.blocking import current_time
 from icefloe.chunks.reader import ChunkLookup
-from icefloe.display.card import format_count
+from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
@@ -32,7 +32,7 @@ from icefloe.session.session_state import SessionState
 
 
 @dataclass(frozen=True, slots=True)
-class MergePlan:
+class MergePlan(TextCardMixin):
     """The changes to apply to a branch, and the conflicts that no solver resolves.
 
     `base` is the common ancestor of both sides. In conflicts, *ours* is the change to apply, *theirs* is the branch.
@@ -299,7 +299,7 @@ async def fetch_parent(context: RepositoryContext, snapshot_id: ObjectId) -> Obj
 
 
 @dataclass(frozen=True, slots=True)
-class FastForwardPlan:
+class FastForwardPlan(TextCardMixin):
     """The move of a branch to a descendant of its tip."""
 
     branch: str
@@ -336,7 +336,7 @@ async def plan_fast_forward(context: RepositoryContext, branch: str, snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
-class SquashPlan:
+class SquashPlan(TextCardMixin):
     """Commits of a branch to join into one."""
 
     branch: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from icefloe.blocking import current_time
-from icefloe.display.card import format_bytes, format_count
+from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ledger.generations import detect_generation
 from icefloe.maintenance.collect import folders_of
@@ -18,7 +18,7 @@ _COPIES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorPlan:
+class MirrorPlan(TextCardMixin):
     """The objects to copy: chunks first, refs last. `removed` are refs that the source no longer has."""
 
     copied: tuple[ObjectInfo, ...]

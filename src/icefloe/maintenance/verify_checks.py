@@ -14,7 +14,7 @@ import numpy.typing as npt
 import zarr
 
 from icefloe.chunks.reader import ChunkLookup
-from icefloe.display.card import format_bytes, format_count
+from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
@@ -50,7 +50,7 @@ class Unchecked:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyReport:
+class VerifyReport(TextCardMixin):
     """Everything that was checked, and the damage found."""
 
     damages: tuple[Damage, ...]

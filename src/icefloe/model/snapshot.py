@@ -549,6 +549,11 @@ class Diff(CardMixin):
         """The coordinates of written chunks by array, as lists."""
         return {path: coords.tolist() for path, coords in self.chunk_coords.items()}
 
+    @property
+    def replaced_arrays(self) -> set[str]:
+        """The paths at which an array was deleted and another one was created."""
+        return self.new_arrays & self.deleted_arrays
+
     def is_empty(self) -> bool:
         """Return whether there is no difference.
 
@@ -596,9 +601,10 @@ class Diff(CardMixin):
         chunks = [f"{path}: {format_count(len(found), 'chunk')}" for path, found in sorted(self.chunk_coords.items())]
         listings = (
             Listing("new groups", "added", sorted(self.new_groups)),
-            Listing("new arrays", "added", sorted(self.new_arrays)),
+            Listing("new arrays", "added", sorted(self.new_arrays - self.replaced_arrays)),
             Listing("deleted groups", "removed", sorted(self.deleted_groups)),
-            Listing("deleted arrays", "removed", sorted(self.deleted_arrays)),
+            Listing("deleted arrays", "removed", sorted(self.deleted_arrays - self.replaced_arrays)),
+            Listing("replaced arrays", "changed", sorted(self.replaced_arrays)),
             Listing("updated groups", "changed", sorted(self.updated_groups)),
             Listing("updated arrays", "changed", sorted(self.updated_arrays)),
             Listing("moved", "tag", [f"{old} → {new}" for old, new in self.moved_nodes]),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator
+import math
+import re
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
+from icefloe.display.card import Fact, Listing, Styled, first_line, format_bytes, format_count, format_time
 from icefloe.errors import InvalidInputError, SnapshotNotFoundError, check_keywords
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
-from icefloe.model.snapshot import BranchPosition, Diff, ManifestFileInfo, SnapshotInfo
+from icefloe.model.snapshot import ArrayNode, BranchPosition, Diff, ManifestFileInfo, SnapshotInfo
+from icefloe.model.zarr_document import parse_document
 from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
 from icefloe.session.open_repository import RepositoryContext
 
@@ -130,6 +134,57 @@ def _name_of(kind: UpdateType) -> str | None:
     if isinstance(kind, branches):
         return kind.name
     return "main" if isinstance(kind, kinds.RepoInitialized) else None
+
+
+_MOST_REFS_SHOWN = 12
+
+
+async def describe_content(context: RepositoryContext) -> tuple[list[Fact], list[Listing]]:
+    """The branches, the tags, and the newest commit and arrays of `main`, for the card of a repository."""
+    branches, tags = await asyncio.gather(context.ledger.list_branches(), context.ledger.list_tags())
+    facts: list[Fact] = [
+        ("branches", Styled(_shortened(sorted(branches, key=lambda name: (name != "main", name))), "branch")),
+        ("tags", Styled(_shortened(sorted(tags)), "tag") if tags else "none"),
+    ]
+    tip = await context.ledger.fetch_tip("main")
+    base = await context.metadata_files.fetch_snapshot(tip.snapshot_id)
+    arrays = [node for node in base.nodes.values() if isinstance(node, ArrayNode)]
+    size = sum(decoded_bytes(node) for node in arrays)
+    references = sum(manifest.num_chunk_refs for manifest in base.manifests.values())
+    facts += [
+        ("main", f"{first_line(base.message)}, {format_time(base.written_at)}"),
+        (
+            "content",
+            f"{format_count(len(base.nodes) - len(arrays), 'group')}, {format_count(len(arrays), 'array')}, "
+            f"{format_count(references, 'chunk')}, {format_bytes(size)} decoded",
+        ),
+    ]
+    listed = [f"{node.path}  {_array_text(node)}" for node in sorted(arrays, key=decoded_bytes, reverse=True)]
+    return facts, [Listing("arrays of main", "tag", listed)] if listed else []
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - _MOST_REFS_SHOWN
+    return ", ".join(names[:_MOST_REFS_SHOWN]) + (f", … {more:,} more" if more > 0 else "")
+
+
+def _array_text(node: ArrayNode) -> str:
+    """Data type, shape with dimension names, and size."""
+    names = node.dimension_names or (None,) * len(node.shape)
+    shape = ", ".join(f"{name}: {n}" if name else str(n) for name, n in zip(names, node.shape, strict=True))
+    return f"{_data_type(node)} ({shape}) {format_bytes(decoded_bytes(node))}"
+
+
+def _data_type(node: ArrayNode) -> str:
+    given = parse_document(node.document).get("data_type")
+    return str(given.get("name", given)) if isinstance(given, Mapping) else str(given)
+
+
+def decoded_bytes(node: ArrayNode) -> int:
+    """The bytes of the decoded values of an array. Types without a fixed size count as 8 bytes for each value."""
+    bits = re.search(r"\d+$", _data_type(node))
+    width = max(int(bits.group()) // 8, 1) if bits else 1 if _data_type(node) == "bool" else 8
+    return math.prod(node.shape) * width
 
 
 class HistoryMixin:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking, blocking_classmethod, blocking_staticmethod, run_blocking
-from icefloe.display.card import Card, CardMixin, Fact, Styled
+from icefloe.display.card import Card, CardMixin, Fact, Styled, first_line
 from icefloe.errors import (
+    IcefloeError,
     InvalidInputError,
     RefNotFoundError,
     RepositoryNotFoundError,
@@ -24,7 +25,14 @@ from icefloe.model.administration import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.administration import AdministrationMixin, ObservationMixin
-from icefloe.repository.history import HistoryMixin, InspectionMixin, RefsMixin, fetch_refs, newest_commits
+from icefloe.repository.history import (
+    HistoryMixin,
+    InspectionMixin,
+    RefsMixin,
+    describe_content,
+    fetch_refs,
+    newest_commits,
+)
 from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
 from icefloe.session import open_repository as opening
@@ -534,7 +542,12 @@ class Repository(
         facts += [("container", f"{prefix} ({'authorised' if prefix in allowed else 'locked'})") for prefix in prefixes]
         settings = sorted(encode_config(config))
         facts.append(("configured", ", ".join(settings) if settings else "nothing: defaults"))
-        return Card("Repository", Styled(self.storage.url, "code"), facts)
+        try:
+            found, listings = run_blocking(describe_content(self._context))
+        except (IcefloeError, OSError) as error:
+            # A card is shown in any state, also without a network.
+            found, listings = [("content", Styled(first_line(f"cannot be read: {error}"), "removed"))], []
+        return Card("Repository", Styled(self.storage.url, "code"), [*facts, *found], listings)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Repository) and other.storage == self.storage and other.config == self.config
