@@ -23,7 +23,6 @@ Modules
 - `config`: The commands `create` and `config`: create a repository, show or change its stored configuration.
 - `console`: Output with rich: consoles, tables and progress bars.
 - `demo`: The command `demo`: ingest, branch, query and draw a month of synthetic weather, on local Spark.
-- `edit`: The commands that change nodes and the administration of a repository: mv, rm, attrs, status, flags.
 - `export`: The commands that write a repository to another location: export, convert, mirror.
 - `info`: The command `info`. It imports no more than it needs, because it is short and called often.
 - `ingest`: The commands `ingest` and `sync`.
@@ -31,7 +30,7 @@ Modules
 - `maintenance`: The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify.
 - `options`: Arguments and options that several commands share, and the values that commands make of them.
 - `output`: Output of commands without rich: JSON documents, text from a repository, and the facts of `info`.
-- `refs`: The commands that change branches and tags, and show where they were: branch, tag, reset, reflog, merge.
+- `refs`: The commands that change branches, tags, nodes and the status of a repository.
 - `sql`: The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use.
 - `view`: The command `view`: show a repository in the browser.
 """
