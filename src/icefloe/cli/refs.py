@@ -393,10 +393,7 @@ async def _fetch_infos(repository: Repository, refs: Sequence[Ref]) -> list[Snap
 
 
 _Node = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH", help="Path of a group or an array.", show_default=False, autocompletion=complete_path
-    ),
+    str, typer.Argument(metavar="PATH", help="Path of a group or an array.", autocompletion=complete_path)
 ]
 
 
