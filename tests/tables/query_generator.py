@@ -79,9 +79,9 @@ _ENCODING = {
 }
 
 
-def make_repository() -> tuple[icefloe.Repository, dict[str, pa.Table]]:
+def make_repository(path: str | None = None) -> tuple[icefloe.Repository, dict[str, pa.Table]]:
     """Return a repository with two commits, and the cells of its tables as rows."""
-    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    repo = icefloe.Repository.create(icefloe.in_memory_storage() if path is None else path)
     rng = np.random.default_rng(3)
     rows: dict[str, pa.Table] = {}
     for seed, tag, name in ((1, "v1", "cells_v1"), (2, "v2", "cells")):

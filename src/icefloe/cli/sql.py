@@ -152,13 +152,11 @@ def _run_on_spark(
     spark: SparkOptions, repository: Repository, session: Session, query: str, time_zone: str, limit: int | None
 ) -> pa.Table:
     connection = spark.session()
-    from icefloe.spark.table import register_views, run_query  # noqa: PLC0415 - Spark is an extra
-    from icefloe.tables.options import Revision  # noqa: PLC0415
+    from icefloe.spark.table import run_query  # noqa: PLC0415 - Spark is an extra
+    from icefloe.spark.table import sql as sql_on_spark  # noqa: PLC0415
 
     connection.conf.set("spark.sql.session.timeZone", time_zone)
-    register_views(connection, repository, Revision(snapshot_id=session.snapshot_id), query)
-    columns, rows = run_query(connection, query, limit)
-    return pa.Table.from_pylist(rows) if rows else pa.table({name: [] for name in columns})
+    return run_query(sql_on_spark(connection, repository, query, snapshot_id=session.snapshot_id), limit)
 
 
 def _print_csv(rows: pa.Table) -> None:

@@ -17,7 +17,7 @@ Modules
 - `reduce`: Reduce whole arrays over named dimensions.
 - `source`: The Spark data source `icefloe`, the SQL table function `icefloe_scan`, and streams into and out of
   arrays.
-- `table`: Arrays as DataFrames, and temporary views for SQL.
+- `table`: Arrays as DataFrames, temporary views, and SQL queries that are planned before Spark runs them.
 - `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
 - `write`: Write rows of a DataFrame into arrays.
 """

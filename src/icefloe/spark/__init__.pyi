@@ -23,6 +23,7 @@ from icefloe.spark.reduce import reduce as reduce
 from icefloe.spark.source import register as register
 from icefloe.spark.source import write_stream as write_stream
 from icefloe.spark.table import register_views as register_views
+from icefloe.spark.table import sql as sql
 from icefloe.spark.table import table as table
 from icefloe.spark.tasks import SparkJob as SparkJob
 from icefloe.spark.tasks import run_tasks as run_tasks

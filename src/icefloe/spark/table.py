@@ -1,13 +1,15 @@
-"""Arrays as DataFrames, and temporary views for SQL."""
+"""Arrays as DataFrames, temporary views, and SQL queries that are planned before Spark runs them."""
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -15,12 +17,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from icefloe.errors import IcefloeError, InvalidInputError
+from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
+from icefloe.session.session import Session
 from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
 from icefloe.spark.jobs import Target, existing_repository
 from icefloe.spark.source import TIME_ZONE, register
-from icefloe.spark.tasks import TASKS_PER_CORE, parallelism, reason_of
+from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, parallelism, reason_of, run_tasks
+from icefloe.tables.aggregates import (
+    ChunkAggregation,
+    PartialGroups,
+    aggregate_blocks,
+    aggregate_part,
+    merge_partials,
+    share_blocks,
+)
 from icefloe.tables.grids import Variable, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.options import (
@@ -33,7 +45,7 @@ from icefloe.tables.options import (
     parse_revision,
     session_at,
 )
-from icefloe.tables.predicates import parse_predicate, sql_lookup, sql_name
+from icefloe.tables.predicates import has_literals, parse_predicate, sql_lookup, sql_name
 from icefloe.tables.reading import (
     LENGTH,
     PICKED,
@@ -47,9 +59,18 @@ from icefloe.tables.reading import (
 )
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
-from icefloe.tables.views import View, list_views, refuse_shared
+from icefloe.tables.sql import EngineTraits, PreparedQuery, PreparedRelation, groups_table, prepare
+from icefloe.tables.views import Catalog, View, list_views, refuse_shared
+
+if TYPE_CHECKING:
+    from icefloe.tables import sql_plan
+else:
+    # Tasks do not parse SQL.
+    sql_plan = lazy_module("icefloe.tables.sql_plan")
 
 MOST_METADATA_TASKS = 64
+_SMALL_BYTES = 16 << 20
+"""Less than this is aggregated faster by the driver than by tasks."""
 _POSITION = "__position"
 _FIRST_VALUE = "__value"
 
@@ -332,13 +353,136 @@ def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, vi
     return scan_frame(spark, plan_table(spark, options, None))
 
 
-def run_query(spark: SparkSession, query: str, limit: int | None = None) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and rows of a query. The error of a failed query has one line."""
+def sql(
+    spark: SparkSession,
+    repo: Target,
+    query: str,
+    *,
+    branch: str | None = None,
+    tag: str | None = None,
+    snapshot_id: str | None = None,
+    as_of: dt.datetime | None = None,
+) -> DataFrame:
+    """Run a SQL query over arrays and metadata on Spark.
+
+    The query is planned as by `icefloe.sql`: chunks outside of its conditions are not read, and aggregates that are
+    grouped by coordinates are computed chunk by chunk, in Spark tasks, before this function returns. Times without a
+    zone are in the time zone of the session.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+    repo
+        A repository, or its path or URL, also with a ref (`RepositoryUrl`).
+    query
+        A SELECT statement, in the dialect of `icefloe.sql`.
+    branch, tag, snapshot_id, as_of
+        The snapshot of tables that do not name another. The default is the branch `main`.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The rows.
+
+    Raises
+    ------
+    InvalidInputError
+        The query is wrong.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, sql
+    >>> sql(connect(), "weather", "select lat, avg(t2m) from t2m group by lat").show()  # doctest: +SKIP
+    """
+    given: dict[str, Any] = {"branch": branch, "tag": tag, "snapshot_id": snapshot_id, "as_of": as_of}
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(repo, str):
+        url = RepositoryUrl.parse(repo)
+        repo, given = url.location, url.choose(given)
+    repository = existing_repository(repo)
+    prepared = prepare_query(spark, repository, repository.readonly_session(**given), query)
+    frames = {each.relation.name: _relation_frame(spark, prepared.catalog, each) for each in prepared.relations}
+    # Spark fills in the relations. Other braces are text.
+    text = sql_plan.spark_text(prepared.plan.query).replace("{", "{{").replace("}", "}}")
+    for name in frames:
+        text = text.replace(f"`{name}`", f"{{{name}}}")
+    try:
+        return spark.sql(text, None, **frames)
+    except PySparkException as error:
+        raise _query_error(error) from error
+
+
+def prepare_query(spark: SparkSession, repository: Repository, session: Session, query: str) -> PreparedQuery:
+    """Plan a query for a Spark session, and find the chunks that it reads."""
+    tasks = parallelism(spark) * TASKS_PER_CORE
+    traits = EngineTraits(_Evaluation(spark), tasks, needs_values=True, is_costly=True)
+    return prepare(query, Catalog.of(repository, session, spark.conf.get(TIME_ZONE) or "UTC"), traits)
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """Evaluates expressions on a coordinate, with Spark."""
+
+    spark: SparkSession
+
+    def __call__(self, expressions: Sequence[Any], name: str, values: pa.Array) -> list[pa.Array] | None:
+        if not has_literals(values.type) or values.null_count:
+            return None
+        # The positions keep the order. The column is computed from them.
+        lookup = sql_lookup(values, "CAST(position AS INT)")
+        columns = [f"{sql_plan.spark_text(each)} AS c{number}" for number, each in enumerate(expressions)]
+        try:
+            rows = (
+                self.spark.range(0, len(values), 1, 1)
+                .toDF("position")
+                .selectExpr("position", f"{lookup} AS {sql_name(name)}")
+            )
+            found = rows.selectExpr("position", *columns).toArrow().sort_by("position")
+        except PySparkException:
+            return None
+        return [found.column(f"c{number}").combine_chunks() for number in range(len(columns))]
+
+
+def _relation_frame(spark: SparkSession, catalog: Catalog, prepared: PreparedRelation) -> DataFrame:
+    relation = prepared.relation
+    if prepared.scan is None:
+        return metadata_frame(spark, catalog.options(relation.table))
+    if prepared.work is None:
+        frame = scan_frame(spark, prepared.scan)
+        return frame.select(*map(sql_name, relation.columns or frame.columns[:1]))
+    assert prepared.rest is not None
+    shares = share_blocks(prepared.rest, parallelism(spark) * TASKS_PER_CORE)
+    grid = prepared.scan.scan.grid
+    read_bytes = len(prepared.rest) * math.prod(grid.block) * grid.cell_bytes
+    if read_bytes < _SMALL_BYTES or not grid.variables:
+        partials = aggregate_blocks(prepared.work, shares)
+    else:
+        job = SparkJob(_AggregateShare(prepared.work), f"aggregate {relation.text}", shown=False)
+        partials = merge_partials(prepared.work, run_tasks(spark, job, shares))
+    groups = groups_table(prepared, partials)
+    return spark.createDataFrame(groups, from_arrow_schema(groups.schema, prefer_timestamp_ntz=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _AggregateShare:
+    work: ChunkAggregation
+
+    def __call__(self, part: BlockPart) -> PartialGroups:
+        return aggregate_part(self.work, part)
+
+
+def run_query(frame: DataFrame, limit: int | None = None) -> pa.Table:
+    """Return the rows of a query. The error of a failed query has one line."""
     quieten_failed_queries()
     try:
-        frame = spark.sql(query)
-        return frame.columns, (frame.limit(limit) if limit else frame).toArrow().to_pylist()
+        rows: pa.Table = (frame.limit(limit) if limit else frame).toArrow()
     except PySparkException as error:
-        # Drop the query plan and the Java traceback. They are in the cause of the error.
-        text = str(error)
-        raise InvalidInputError(reason_of(error) if "Traceback" in text else text.partition("\n")[0]) from error
+        raise _query_error(error) from error
+    return rows
+
+
+def _query_error(error: PySparkException) -> InvalidInputError:
+    # Drop the query plan and the Java traceback. They are in the cause of the error.
+    text = str(error)
+    return InvalidInputError(reason_of(error) if "Traceback" in text else text.partition("\n")[0])

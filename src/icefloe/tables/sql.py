@@ -13,6 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError, UnsupportedError, printable
@@ -34,10 +35,11 @@ from icefloe.tables.aggregates import (
     share_blocks,
 )
 from icefloe.tables.columns import from_numpy
+from icefloe.tables.evaluate import match_leaf
 from icefloe.tables.grids import session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, metadata_batches, plan_parts
 from icefloe.tables.options import open_address, session_at
-from icefloe.tables.predicates import And, Positions, Predicate
+from icefloe.tables.predicates import And, Or, Positions, Predicate, Unknown
 from icefloe.tables.reading import read_columns
 from icefloe.tables.scans import Scan, ScanPlan, coordinate_at, grid_at, plan_scan
 from icefloe.tables.selection import BlockList
@@ -130,14 +132,14 @@ def run_query(
 ) -> QueryResult:
     """Run a query at the snapshot of a session. Return at most `limit` rows."""
     with closing(DuckDBEngine(time_zone)) as engine:
-        prepared = prepare(query, Catalog.of(repository, session, time_zone), engine.evaluate)
+        prepared = prepare(query, Catalog.of(repository, session, time_zone), EngineTraits(engine.evaluate))
         return QueryResult(engine.run(prepared, limit), prepared)
 
 
 def explain(repository: Repository, session: Session, query: str, *, time_zone: str = "UTC") -> str:
     """Describe what a query reads and what is computed by chunk, without running it."""
     with closing(DuckDBEngine(time_zone)) as engine:
-        return prepare(query, Catalog.of(repository, session, time_zone), engine.evaluate).describe()
+        return prepare(query, Catalog.of(repository, session, time_zone), EngineTraits(engine.evaluate)).describe()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,20 @@ class PreparedQuery:
         return "\n".join(lines) or "no table is read"
 
 
-def prepare(query: str, catalog: Catalog, evaluate: Evaluate) -> PreparedQuery:
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """How an engine reads relations."""
+
+    evaluate: Evaluate
+    tasks: int = 1
+    """The number of tasks that read at the same time."""
+    needs_values: bool = False
+    """Whether a relation must have a column of values."""
+    is_costly: bool = False
+    """Whether `evaluate` takes long. Conditions that can be evaluated without the engine are."""
+
+
+def prepare(query: str, catalog: Catalog, engine: EngineTraits) -> PreparedQuery:
     """Plan a query, and find the chunks that it reads."""
     try:
         planner = sql_planner.plan_query
@@ -194,7 +209,7 @@ def prepare(query: str, catalog: Catalog, evaluate: Evaluate) -> PreparedQuery:
         plan = planner(query, catalog, rows_only=rows_only)
         prepared = []
         for relation in plan.relations:
-            made = _prepare(relation, catalog, evaluate)
+            made = _prepare(relation, catalog, engine)
             if made is None:
                 rows_only.append(relation.name)
                 break
@@ -203,21 +218,25 @@ def prepare(query: str, catalog: Catalog, evaluate: Evaluate) -> PreparedQuery:
             return PreparedQuery(plan, catalog, tuple(prepared))
 
 
-def _prepare(relation: Relation, catalog: Catalog, evaluate: Evaluate) -> PreparedRelation | None:
+def _prepare(relation: Relation, catalog: Catalog, engine: EngineTraits) -> PreparedRelation | None:
     """Prepare a relation. None if its aggregation should be done by the engine."""
     if relation.table.view.table is not None:
         return PreparedRelation(relation)
     zone = session_zone(catalog.zone)
-    evaluated = _evaluate_conditions(relation, catalog, evaluate)
+    evaluated = _evaluate_conditions(relation, catalog, engine)
     predicate = relation.predicate(evaluated)
     if relation.aggregation is None:
-        columns = relation.columns or relation.table.dimensions[:1] or relation.table.schema.names[:1]
-        scan = plan_scan(catalog.options(relation.table), zone=zone, loose=predicate, columns=columns)
+        dimensions = relation.table.dimensions
+        columns = relation.columns or dimensions[:1] or relation.table.schema.names[:1]
+        if engine.needs_values and not set(columns) - set(dimensions):
+            columns = (*columns, *relation.table.schema.names[len(dimensions) :][:1])
+        options = catalog.options(relation.table)
+        scan = plan_scan(options, zone=zone, loose=predicate, columns=columns, tasks=engine.tasks)
         return PreparedRelation(relation, scan)
     if any(each.is_exact and each.dimension is not None and each.text not in evaluated for each in relation.conditions):
         return None
     scan = plan_scan(catalog.options(relation.table), zone=zone, loose=predicate, columns=relation.columns)
-    found = _groups(relation.aggregation, scan.scan, catalog, evaluate)
+    found = _groups(relation.aggregation, scan.scan, engine)
     if found is None:
         return None
     groups, keys = found
@@ -246,17 +265,36 @@ def _blocks(plan: ScanPlan) -> BlockList:
     return BlockList(first.box, np.concatenate([part.picked for part in plan.parts if part.picked is not None]))
 
 
-def _evaluate_conditions(relation: Relation, catalog: Catalog, evaluate: Evaluate) -> dict[str, Predicate]:
+def _evaluate_conditions(relation: Relation, catalog: Catalog, engine: EngineTraits) -> dict[str, Predicate]:
     """Return the conditions on single dimensions as masks."""
     done: dict[str, Predicate] = {}
+    zone = session_zone(catalog.zone)
     for condition in relation.conditions:
         if condition.dimension is not None:
             values = _coordinate(relation, catalog, condition.dimension)
-            found = evaluate([condition.expression], condition.dimension, values)
+            known = _match(values, condition.predicate, zone) if engine.is_costly else None
+            if known is not None:
+                done[condition.text] = Positions(condition.dimension, known)
+                continue
+            found = engine.evaluate([condition.expression], condition.dimension, values)
             if found is not None and pa.types.is_boolean(found[0].type):
                 mask = found[0].cast(pa.int8()).to_numpy(zero_copy_only=False) == 1  # NULL is not true
                 done[condition.text] = Positions(condition.dimension, mask)
     return done
+
+
+def _match(values: pa.Array, predicate: Predicate, zone: dt.tzinfo | None) -> npt.NDArray[np.bool_] | None:
+    """Evaluate a condition on a coordinate without an engine. None if that is not possible."""
+    if isinstance(predicate, And | Or):
+        masks = [_match(values, part, zone) for part in predicate.parts]
+        known = [mask for mask in masks if mask is not None]
+        if len(known) < len(masks):
+            return None
+        combined: npt.NDArray[np.bool_] = (np.logical_and if isinstance(predicate, And) else np.logical_or).reduce(
+            known
+        )
+        return combined
+    return None if isinstance(predicate, Unknown) else match_leaf(values, predicate, zone)
 
 
 def _coordinate(relation: Relation, catalog: Catalog, dimension: str) -> pa.Array:
@@ -267,7 +305,7 @@ def _coordinate(relation: Relation, catalog: Catalog, dimension: str) -> pa.Arra
 
 
 def _groups(
-    aggregation: Aggregation, scan: Scan, catalog: Catalog, evaluate: Evaluate
+    aggregation: Aggregation, scan: Scan, engine: EngineTraits
 ) -> tuple[tuple[GroupCodes | None, ...], tuple[tuple[pa.Array, ...], ...]] | None:
     groups: list[GroupCodes | None] = []
     keys = []
@@ -276,7 +314,9 @@ def _groups(
         if not expressions:
             groups.append(None)
             continue
-        values = evaluate(expressions, dimension.name, scan.coordinate(axis))
+        values: list[pa.Array] | None = [scan.coordinate(axis)]
+        if len(expressions) > 1 or expressions[0].key != "column":
+            values = engine.evaluate(expressions, dimension.name, scan.coordinate(axis))
         if values is None:
             return None
         codes, kept = group_codes(values)
