@@ -419,7 +419,7 @@ from icefloe.storage.credentials import (
     s3_static_credentials as s3_static_credentials,
 )
 from icefloe.store import IcechunkStore as IcechunkStore
-from icefloe.tables.sql import QueryResult as QueryResult
-from icefloe.tables.sql import sql as sql
+from icefloe.tables.queries import QueryResult as QueryResult
+from icefloe.tables.queries import sql as sql
 
 __version__: str

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from rich import text as rich_text
 
     from icefloe.cli import console
-    from icefloe.tables import grids, sql_plan, statistics, views
-    from icefloe.tables import sql as tables_sql
+    from icefloe.tables import grids, queries, sql_plan, statistics, views
 else:
     # A wrong query is reported before anything else is imported.
     pa = lazy_module("pyarrow")
@@ -45,7 +44,7 @@ else:
     grids = lazy_module("icefloe.tables.grids")
     sql_plan = lazy_module("icefloe.tables.sql_plan")
     statistics = lazy_module("icefloe.tables.statistics")
-    tables_sql = lazy_module("icefloe.tables.sql")
+    queries = lazy_module("icefloe.tables.queries")
     views = lazy_module("icefloe.tables.views")
 
 
@@ -115,13 +114,13 @@ def sql(
         limit = 0 if csv or parquet is not None else 50
     on_spark = engine is Engine.SPARK or (engine is None and (spark.master is not None or bool(spark.conf)))
     if explain:
-        console.stdout().print(tables_sql.explain(repository, session, query, time_zone=time_zone), markup=False)
+        console.stdout().print(queries.explain(repository, session, query, time_zone=time_zone), markup=False)
         return
     most = limit + 1 if limit else None
     if on_spark:
         rows = _run_on_spark(spark, repository, session, query, time_zone, most)
     else:
-        rows = tables_sql.run_query(repository, session, query, time_zone=time_zone, limit=most).arrow()
+        rows = queries.run_query(repository, session, query, time_zone=time_zone, limit=most).arrow()
     shown = rows.slice(0, limit) if limit else rows
     if parquet is not None:
         pq.write_table(shown, parquet)
@@ -182,7 +181,7 @@ def _print_rows(rows: pa.Table, limit: int | None) -> None:
 
 
 def _cell(value: Any) -> rich_text.Text:
-    return rich_text.Text(tables_sql.format_cell(value), style="dim" if value is None else "")
+    return rich_text.Text(queries.format_cell(value), style="dim" if value is None else "")
 
 
 def _show_views(found: Any, *, json: bool) -> None:

@@ -46,6 +46,7 @@ from icefloe.tables.options import (
     session_at,
 )
 from icefloe.tables.predicates import has_literals, parse_predicate, sql_lookup, sql_name
+from icefloe.tables.queries import EngineTraits, PreparedQuery, PreparedRelation, groups_table, prepare
 from icefloe.tables.reading import (
     LENGTH,
     PICKED,
@@ -59,7 +60,6 @@ from icefloe.tables.reading import (
 )
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
-from icefloe.tables.sql import EngineTraits, PreparedQuery, PreparedRelation, groups_table, prepare
 from icefloe.tables.views import Catalog, View, list_views, refuse_shared
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Arrays as tables: grids, selections, scans and metadata as Arrow columns, without a query engine.
+"""Arrays as tables: SQL, grids, selections, scans and metadata as Arrow columns.
 
 Modules
 -------
@@ -11,17 +11,23 @@ Modules
 - `metadata_tables`: Metadata of a repository as tables, and its commits as a stream of changes.
 - `options`: The options of a table (repository, snapshot, selection, layout), and opening the repository in a task.
 - `predicates`: Conditions on columns: the values of a WHERE clause, parsed from SQL.
+- `queries`: SQL over arrays and metadata with DuckDB, in this process: plan the query, register what it reads, run
+  it.
 - `reading`: Read one share of a scan: blocks of arrays as Arrow batches, in one of three layouts.
 - `scans`: The plan of a table read: a grid at a snapshot, the blocks that can match, and their distribution over
   tasks.
 - `selection`: Select the part of a grid that a condition or a region can match: cells per dimension, and blocks.
-- `sql`: SQL over arrays and metadata with DuckDB, in this process: plan the query, register what it reads, run it.
 - `sql_plan`: The plan of a SQL query: for each table, the snapshot, columns and conditions, and aggregates that
   chunks can answer.
 - `sql_planner`: Plan SQL queries: find tables, columns and conditions, and replace aggregates that chunks can
   answer.
 - `statistics`: Statistics per chunk: ranges and totals. They are stored in the repository and valid only for
   unchanged chunks.
+- `table_scan`: Cells of arrays for other engines: an Arrow stream, pandas, a Polars lazy frame, a DuckDB relation.
 - `targets`: The grid to which rows are written. It is created or extended as needed.
 - `views`: Names of tables in SQL: the views of a snapshot, and how a name or a revision of a query is found.
 """
+
+from icefloe.lazy_exports import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__)

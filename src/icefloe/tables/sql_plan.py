@@ -144,9 +144,14 @@ def _to_duckdb(node: exp.Expr) -> exp.Expr:
 
 
 def _not_zero(node: exp.Expr) -> exp.Expr:
-    if isinstance(node, exp.Literal | exp.Nullif):
+    if _is_not_zero(node) or isinstance(node, exp.Nullif):
         return node
     return exp.Nullif(this=node, expression=exp.Literal.number(0))
+
+
+def _is_not_zero(node: exp.Expr) -> bool:
+    number = node.this if isinstance(node, exp.Cast | exp.Paren | exp.Neg) else node
+    return isinstance(number, exp.Literal) and not number.is_string and float(number.this) != 0
 
 
 def spark_text(query: exp.Expr) -> str:
@@ -155,7 +160,7 @@ def spark_text(query: exp.Expr) -> str:
 
 
 def _to_spark(node: exp.Expr) -> exp.Expr:
-    if isinstance(node, exp.Div | exp.Mod) and not isinstance(node.expression, exp.Literal):
+    if isinstance(node, exp.Div | exp.Mod) and not _is_not_zero(node.expression):
         # Division by zero is null in DuckDB and an error in Spark.
         return exp.func("try_divide" if isinstance(node, exp.Div) else "try_mod", node.this, node.expression)
     return node

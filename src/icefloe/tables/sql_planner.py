@@ -319,7 +319,8 @@ class _Planner:
                 if kind == "single" and (computed or other in ("double", "whole", "other")):
                     side.replace(_as_double(side))
         for cast in list(self._query.find_all(exp.Cast)):
-            if cast.to.this.name in _WHOLE and self.kind(cast.this) in ("single", "double"):
+            fraction = isinstance(cast.this, exp.Literal) and not cast.this.is_string and not cast.this.this.isdigit()
+            if cast.to.this.name in _WHOLE and (fraction or self.kind(cast.this) in ("single", "double")):
                 cast.meta[DROPS_FRACTION] = True
 
     def kind(self, node: exp.Expr) -> str:

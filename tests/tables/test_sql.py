@@ -1,0 +1,224 @@
+"""SQL on arrays: what is read, what is computed by chunk, time travel, names, refusals, and faces for other engines."""
+
+from __future__ import annotations
+
+import datetime as dt
+import subprocess
+import sys
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pytest
+import zarr
+from tests.tables.query_generator import make_repository
+
+import icefloe
+from icefloe.errors import InvalidInputError, NodeNotFoundError, RefNotFoundError, UnsupportedError
+from icefloe.tables import scan
+from icefloe.tables.queries import explain
+from icefloe.tables.statistics import keep_rows, measure_chunks
+
+
+@pytest.fixture(scope="module")
+def repo() -> icefloe.Repository:
+    return make_repository()[0]
+
+
+def one(repo: icefloe.Repository, query: str, **options: Any) -> Any:
+    [row] = icefloe.sql(repo, query, **options).to_pylist()
+    [value] = row.values()
+    return value
+
+
+def chunks(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if "chunks:" in line]
+
+
+def explained(repo: icefloe.Repository, query: str) -> str:
+    return explain(repo, repo.readonly_session("main"), query)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("select t2m from t2m where lat = 0 and time < '2020-03-29'", ["chunks: 3 of 36 are read"]),
+        ("select t2m from t2m where hour(time) = 3 and lat > 60", ["chunks: 0 of 36 are read"]),
+        ("select t2m from t2m where lat > 60 or lon < 0", ["chunks: 12 of 36 are read"]),
+        ("select s.t2m from (select * from t2m) s where s.lat = 89.5", ["chunks: 12 of 36 are read"]),
+        ("with w as (select * from t2m) select t2m from w where lat = 0", ["chunks: 12 of 36 are read"]),
+        ("select distinct lat from t2m", ["chunks: none of 36, coordinates only"]),
+        ("select count(*) from t2m", ["chunks: none of 36, coordinates only"]),
+        (
+            "select a.t2m from t2m a left join t2m b on a.time = b.time and b.lat = 0 where a.lon = 0",
+            ["chunks: 12 of 36 are read", "chunks: none of 36, coordinates only"],
+        ),
+        # A row of the right side that is removed becomes a row of nulls, which the condition accepts.
+        (
+            "select a.t2m from t2m a left join wind b on a.lat = b.lat where b.lat is null and b.wind is null",
+            ["chunks: 36 of 36 are read", "chunks: 36 of 36 are read"],
+        ),
+        # The row numbers depend on all rows.
+        (
+            "select * from (select lat, row_number() over (order by lat, t2m) n from t2m) where lat = 0",
+            ["chunks: 36 of 36 are read"],
+        ),
+        ("select * from (select * from t2m limit 5) where lat = 0", ["chunks: 36 of 36 are read"]),
+    ],
+)
+def test_conditions_select_chunks(repo: icefloe.Repository, query: str, expected: list[str]) -> None:
+    assert chunks(explained(repo, query)) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("select lat, avg(t2m), stddev(t2m) from t2m where t2m > 280 group by lat", None),
+        ("select hour(time) h, sum(wind) from cells group by h having count(*) > 2 order by 2 limit 3", None),
+        ("select date_trunc('month', time), any_value(t2m), first(t2m), max(time) from t2m group by 1", None),
+        ("select t.lat, count(t.t2m) from t2m t where t.lat > 0 or t.t2m > 300 group by all", None),
+        ("select count(distinct t2m) from t2m", "needs rows"),
+        ("select t2m, count(*) from t2m group by t2m", "not a function of a dimension"),
+        ("select lat + lon, count(*) from t2m group by 1", "not a function of a dimension"),
+        ("select lat, avg(t2m) from t2m where t2m > lat group by lat", "needs rows"),
+        ("select time, lat, lon, max(t2m) from t2m group by 1, 2, 3", "as many groups as cells"),
+        ("select a.lat, max(a.t2m) from t2m a join wind b using (lat) group by a.lat", "joins tables"),
+        ("select lat, sum(max(t2m)) over () from t2m group by lat", "window functions"),
+        ("select lat, max(t2m) from t2m group by rollup(lat)", "not a function"),
+        ("select sum(t2m) filter (where lat > 0) from t2m", "needs rows"),
+    ],
+)
+def test_explain_tells_what_is_aggregated_by_chunk(repo: icefloe.Repository, query: str, reason: str | None) -> None:
+    text = explained(repo, query)
+    assert ("aggregated by chunk" in text) == (reason is None)
+    assert reason is None or reason in text
+
+
+def test_statistics_answer_for_whole_chunks() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    values = np.arange(80, dtype="f4").reshape(8, 10)
+    with repo.transaction("main", message="data") as store:
+        array = zarr.create_array(store, name="v", shape=(8, 10), chunks=(2, 5), dtype="f4", dimension_names=["y", "x"])
+        array[:] = values
+    session = repo.readonly_session("main")
+    from icefloe.tables.grids import find_grid
+
+    [variable] = find_grid(session, "/", ["v"]).variables
+    blocks = [(4 * 0 + n, values[2 * (n // 2) : 2 * (n // 2) + 2, 5 * (n % 2) : 5 * (n % 2) + 5]) for n in range(8)]
+    keep_rows(session, variable, measure_chunks(variable, blocks))
+    assert "0 of 8 are read, 8 by statistics" in explained(repo, "select sum(v), max(v), avg(v) from v")
+    assert one(repo, "select sum(v) from v") == values.sum()
+    assert "4 of 8 are read" in explained(repo, "select max(v) from v where y < 5 and x < 10 and y > 0")
+    query = "select y > 3 as late, sum(v) as s, min(v) as low from v group by 1 order by 1"
+    assert "0 of 8 are read, 8 by statistics" in explained(repo, query)
+    assert icefloe.sql(repo, query).to_pylist() == [
+        {"late": False, "s": values[:4].sum(), "low": 0.0},
+        {"late": True, "s": values[4:].sum(), "low": 40.0},
+    ]
+
+
+def test_a_query_reads_other_snapshots(repo: icefloe.Repository) -> None:
+    old = one(repo, "select sum(t2m) from t2m version as of 'v1'")
+    assert old == one(repo, "select sum(t2m) from t2m", tag="v1") != one(repo, "select sum(t2m) from t2m")
+    moment = repo.lookup_snapshot(repo.lookup_tag("v1")).written_at + dt.timedelta(microseconds=1)
+    assert one(repo, f"select sum(t2m) from t2m timestamp as of '{moment.isoformat(sep=' ')}'") == old
+    both = "select sum(a.t2m - b.t2m) from t2m a join t2m version as of 'v1' b using (time, lat, lon)"
+    assert one(repo, both) is not None
+    with pytest.raises(RefNotFoundError, match="v9"):
+        icefloe.sql(repo, "select * from t2m version as of 'v9'")
+
+
+def test_names_that_collide_are_never_the_wrong_array(repo: icefloe.Repository) -> None:
+    for query in ("select * from q", "select * from a_b", "select * from A_B"):
+        with pytest.raises(InvalidInputError, match="ambiguous"):
+            icefloe.sql(repo, query)
+    session = repo.readonly_session("main")
+    for path in ("Q", "q", "a_b", "a/b"):
+        stored = zarr.open_array(session.store, path=path, mode="r")[:]
+        name = path.rpartition("/")[2]
+        found = icefloe.sql(repo, f'select "{name}" as v from "{path}"').arrow().column("v").to_numpy()
+        np.testing.assert_array_equal(found, stored)
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "match"),
+    [
+        ("selct 1", InvalidInputError, "cannot be parsed at line 1"),
+        ("select 1; select 2", InvalidInputError, "one SELECT"),
+        ("insert into t2m select * from t2m", UnsupportedError, "INSERT is not supported"),
+        ("drop table t2m", UnsupportedError, "DROP"),
+        ("select * from t2n", NodeNotFoundError, "did you mean 't2m'"),
+        ("select foo from t2m", InvalidInputError, "foo"),
+        ("select * from read_csv('/etc/passwd')", InvalidInputError, "disabled|Permission"),
+        ("select * from x.t2m", InvalidInputError, "no schema"),
+    ],
+)
+def test_what_is_not_a_query_of_the_repository_is_refused(
+    repo: icefloe.Repository, query: str, kind: type[Exception], match: str
+) -> None:
+    with pytest.raises(kind, match=match):
+        icefloe.sql(repo, query)
+
+
+def test_variables_of_the_caller_are_not_tables(repo: icefloe.Repository) -> None:
+    secret = pl.DataFrame({"x": [1]})
+    with pytest.raises(NodeNotFoundError):
+        icefloe.sql(repo, "select * from secret")
+    assert len(secret) == 1
+
+
+def test_engines_agree_on_types_and_nulls(repo: icefloe.Repository) -> None:
+    row = icefloe.sql(
+        repo,
+        "select sum(flag) s, cast(2.7 as int) i, cast(max(wind) + 0.75 as int) t, 1 / 0 d, 7 / 2 q, "
+        "dayofweek(max(time)) w, weekday(max(time)) m, count(*) n from cells",
+    ).to_pylist()[0]
+    assert row["i"] == 2 and isinstance(row["s"], int) and row["d"] is None and row["q"] == 3.5
+    assert row["w"] == 4 and row["m"] == 2  # a Wednesday
+    order = icefloe.sql(repo, "select t2m from t2m order by t2m limit 1").to_pylist()
+    assert order == [{"t2m": None}]  # nulls come first, as in Spark
+
+
+def test_metadata_is_queried(repo: icefloe.Repository) -> None:
+    assert one(repo, "select count(*) from history") == 3
+    joined = "select r.name, s.message from refs r join snapshots s using (snapshot_id) where r.name = 'v1'"
+    assert icefloe.sql(repo, joined).to_pylist() == [{"name": "v1", "message": "v1"}]
+
+
+def test_results_are_shown_and_converted(repo: icefloe.Repository) -> None:
+    result = icefloe.sql(repo, "select lat, max(t2m) as m from t2m group by lat order by lat")
+    assert len(result) == 7 and result.columns == ["lat", "m"] and "7 rows" in repr(result)
+    assert result.pandas()["lat"].tolist() == result.polars()["lat"].to_list() == result.arrow()["lat"].to_pylist()
+    assert "<th>lat</th>" in result._repr_html_() and pl.DataFrame(result).shape == (7, 2)
+
+
+def test_scans_have_faces_for_other_engines(repo: icefloe.Repository) -> None:
+    selected = scan(repo, variables="t2m", where="lat > 30 and t2m > 300")
+    expected = one(repo, "select count(*) from t2m where lat > 30 and t2m > 300")
+    assert selected.to_arrow().num_rows == len(selected.to_pandas()) == expected == pl.DataFrame(selected).height
+    with duckdb.connect() as connection:
+        assert selected.to_duckdb(connection, "hot").aggregate("count(*)").fetchall() == [(expected,)]
+    with pytest.raises(InvalidInputError, match="only SQL can evaluate"):
+        scan(repo, variables="t2m", where="hour(time) = 3")
+    with pytest.raises(InvalidInputError, match="did you mean 'lat'"):
+        scan(repo, variables="t2m", columns=["lar"])
+
+
+def test_a_lazy_frame_of_polars_reads_what_its_query_needs(
+    repo: icefloe.Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame = scan(repo, variables="t2m").to_polars()
+    condition = (pl.col("lat") == 0) & (pl.col("time").dt.hour() == 2) & (pl.col("t2m") > 280)
+    with caplog.at_level("INFO", logger="icefloe.tables"):
+        found = frame.filter(condition).select(pl.col("t2m").sum()).collect().item()
+    assert "of 36 chunks" in caplog.text and "36 of 36" not in caplog.text
+    everything = scan(repo, variables="t2m").to_polars().collect()
+    assert found == pytest.approx(everything.filter(condition)["t2m"].sum(), rel=1e-6)
+    assert frame.head(3).collect().height == 3 and frame.select("lon").collect().height == 30 * 7 * 9
+
+
+def test_importing_the_package_imports_no_engine() -> None:
+    code = "import sys, icefloe, icefloe.tables; print({'duckdb', 'sqlglot', 'polars', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
