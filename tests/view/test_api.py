@@ -131,6 +131,7 @@ def test_a_slice_is_decoded_with_coordinates_and_dates(client: Client) -> None:
     assert latitude["values"][0] == 90.0 and latitude["units"] == "degrees_north" and longitude["length"] == 36
     assert header["others"] == [{"dimension": 0, "index": 0, "label": "2020-01-01"}]
     header, values = client.slice(ref="main", path="/t2m", x=0, index="0,3,5")
+    assert [each["label"] for each in header["others"]] == ["60°N", "50°E"]
     assert header["axes"][0]["kind"] == "time" and header["axes"][0]["labels"][1] == "2020-01-01 06:00"
     np.testing.assert_allclose(values, temperature()[:, 3, 5], rtol=1e-6)
     _, turned = client.slice(ref="main", path="/t2m", y=2, x=1, index="3")

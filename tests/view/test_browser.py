@@ -206,7 +206,7 @@ def test_lines_tables_chunks_and_metadata_are_shown(show: Open) -> None:
 
 def test_two_branches_are_compared(show: Open) -> None:
     page = show("#/data/t2m?ref=warmer&view=compare&from=v1")
-    expect(page.locator("#changed-chunks")).to_have_text("1 chunk differ")
+    expect(page.locator("#changed-chunks")).to_have_text("1 chunk differs")
     expect(page.locator("p.status").last).to_contain_text("180 values differ, by up to 2 K. 1 changed chunk")
     assert page.locator("figure canvas.plot").count() == 3
     page.get_by_role("slider", name="time").evaluate(
@@ -230,7 +230,7 @@ def test_two_commits_of_the_history_are_compared(show: Open) -> None:
     page.get_by_role("link", name="Compare", exact=True).click()
     expect(page.locator("h1")).to_have_text("Comparison")
     page.locator(".changes a", has_text="/t2m").click()
-    expect(page.locator("#changed-chunks")).to_have_text("1 chunk differ")
+    expect(page.locator("#changed-chunks")).to_have_text("1 chunk differs")
 
 
 def test_refs_and_times_can_be_chosen(show: Open) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinate, packing_of, unpack, unpacked_dtype
 from icefloe.model.snapshot import ArrayNode
@@ -167,6 +168,8 @@ class SliceReader:
     """Reads slices of a viewed repository and keeps what sliders ask for next."""
 
     def __init__(self, viewed: ViewedRepository) -> None:
+        # Zarr chooses its codec pipeline when an array is opened. The first slice should not wait for its import.
+        prefer_fast_pipeline()
         self._viewed = viewed
         self._arrays = Cache(64)
         self._slabs = Cache(_CACHE_BYTES)
@@ -319,8 +322,15 @@ class SliceReader:
         found = self.coordinate(opened, axis, slice(index, index + 1, 1))
         if found.get("labels"):
             return str(found["labels"][0])
-        units = f" {found['units']}" if found.get("units") and found["kind"] == "number" else ""
-        return f"{found['values'][0]:.8g}{units}" if found["values"] else str(index)
+        if not found["values"]:
+            return str(index)
+        value, units = found["values"][0], (found.get("units") or "") if found["kind"] == "number" else ""
+        for name, above, below in (("degrees_north", "N", "S"), ("degrees_east", "E", "W")):
+            if units == name:
+                # Longitudes may go up to 360.
+                value = value - 360 if name == "degrees_east" and value > 180 else value
+                return f"{abs(value):.8g}°{above if value > 0 else below if value < 0 else ''}"
+        return f"{value:.8g} {units}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

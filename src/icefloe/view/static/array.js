@@ -11,7 +11,7 @@ import { Block, MapPlot } from "./map.js";
 import { isLatitude, isLongitude, ticks } from "./scale.js";
 
 const NUMERIC = /^(bool|u?int\d+|float\d+|complex\d+|numpy\.(datetime|timedelta)64|datetime64|timedelta64)/;
-const REFINE_PARTS = 24;
+const REFINE_PARTS = 100;
 const TABLE_ROWS = 50;
 const TABLE_COLUMNS = 16;
 
@@ -227,25 +227,30 @@ export class SliceLoader {
     const slice = await getSlice(this.params(size), signal);
     const block = new Block(slice);
     this.plot.setBase(block, keepView);
-    if (slice.header.reduced) this.refine(slice.header, size, signal);
+    if (slice.header.reduced) this.refine(slice.header, signal);
     else if (keepView && !this.plot.isFull()) this.detail();
     return block;
   }
 
-  // Reads a slice whose chunks are too many for one answer, part by part.
-  async refine(header, size, signal) {
-    const [rows, columns] = header.window.map(([first, end]) => end - first);
+  // Reads a slice whose chunks are too many for one answer, in tiles of as many whole chunks as an answer may have.
+  async refine(header, signal) {
+    const [chunkY, chunkX] = header.chunk_shape;
+    const [[top, bottom], [left, right]] = header.window;
     const [stepY, stepX] = header.wanted_steps;
-    const perRow = Math.ceil(columns / header.chunk_shape[1]) * (header.decoded_bytes / header.chunks_read);
-    const chunkRows = Math.max(1, Math.floor(header.budget_bytes / perRow));
-    const height = chunkRows * header.chunk_shape[0];
-    if (rows / height > REFINE_PARTS || perRow > header.budget_bytes) return;
-    for (let first = header.window[0][0]; first < header.window[0][1]; first += height) {
-      const end = Math.min(first + height, header.window[0][1]);
-      const window = `${first}:${end},${header.window[1][0]}:${header.window[1][1]}`;
-      const slice = await getSlice(this.params({ window, width: Math.ceil(columns / stepX), height: Math.max(1, Math.ceil((end - first) / stepY)) }), signal).catch(() => null);
-      if (!slice || signal.aborted) return;
-      this.plot.addPart(new Block(slice));
+    const most = Math.max(1, Math.floor((header.budget_bytes * header.chunks_read) / header.decoded_bytes));
+    const across = Math.min(Math.ceil((right - left) / chunkX), most);
+    const tile = [Math.max(1, Math.floor(most / across)) * chunkY, across * chunkX];
+    const parts = Math.ceil((bottom - top) / tile[0]) * Math.ceil((right - left) / tile[1]);
+    if (parts > REFINE_PARTS) return;
+    for (let y = top; y < bottom; y += tile[0]) {
+      for (let x = left; x < right; x += tile[1]) {
+        const [endY, endX] = [Math.min(y + tile[0], bottom), Math.min(x + tile[1], right)];
+        const size = { width: Math.max(1, Math.ceil((endX - x) / stepX)), height: Math.max(1, Math.ceil((endY - y) / stepY)) };
+        const slice = await getSlice(this.params({ window: `${y}:${endY},${x}:${endX}`, ...size }), signal).catch(() => null);
+        if (!slice || signal.aborted) return;
+        if (this.onpart) this.onpart(slice.header.statistics);
+        this.plot.addPart(new Block(slice));
+      }
     }
   }
 
@@ -327,7 +332,16 @@ async function showMap(context, state, body) {
     }
   }
 
+  // The first values of a reduced slice are few. Its colours follow the values that arrive later.
+  loader.onpart = (statistics) => {
+    const [one, two] = valueRange(statistics, state.colours);
+    if (chosen || statistics.min === null || (one >= plot.range[0] && two <= plot.range[1])) return;
+    plot.range = [Math.min(one, plot.range[0]), Math.max(two, plot.range[1])];
+    paint();
+  };
+  let chosen = false;
   const typed = () => {
+    chosen = true;
     plot.range = [Number(low.value), Number(high.value)];
     bar.set(state.colours, plot.range, isTime);
     plot.draw();
@@ -566,7 +580,7 @@ function compareFacts(facts) {
       list.append(h("li", null, `Attribute ${name}: ${JSON.stringify(from) ?? "none"} → ${JSON.stringify(to) ?? "none"}`));
     }
     if (facts.chunks) {
-      const text = facts.chunks.changed ? `${plural(facts.chunks.changed, "chunk")} differ` : "All chunks are the same";
+      const text = facts.chunks.changed ? plural(facts.chunks.changed, "chunk differs", "chunks differ") : "All chunks are the same";
       list.append(h("li", null, h("strong", { id: "changed-chunks" }, text), `: ${facts.chunks.from} before, ${facts.chunks.to} after.`));
     }
   }

@@ -38,11 +38,13 @@ function between(points, at) {
   return points[low] + (points[low + 1] - points[low]) * part;
 }
 
-function ramp({ lightness, chroma, hue }) {
+function ramp({ lightness, chroma, hue, upper }) {
   const table = [];
   for (let i = 0; i < 256; i++) {
     const at = i / 255;
-    table.push(colour(between(lightness, at), between(chroma, at), between(hue, at)));
+    // A diverging map has other hues in its upper half. They meet where it is almost white.
+    const angle = !upper ? between(hue, at) : at < 0.5 ? between(hue, 2 * at) : between(upper, 2 * at - 1);
+    table.push(colour(between(lightness, at), between(chroma, at), angle));
   }
   return table;
 }
@@ -52,8 +54,7 @@ const RECIPES = {
   Ice: { lightness: [0.2, 0.97], chroma: [0.06, 0.12, 0.11, 0.07, 0.02], hue: [268, 256, 240, 222, 205] },
   Ember: { lightness: [0.2, 0.95], chroma: [0.07, 0.16, 0.19, 0.17, 0.1], hue: [305, 355, 390, 422, 458] },
   Grey: { lightness: [0.18, 0.97], chroma: [0, 0], hue: [0, 0] },
-  // The hue changes where the map is almost white.
-  "Blue–red": { lightness: [0.42, 0.7, 0.965, 0.7, 0.42], chroma: [0.16, 0.11, 0.003, 0.13, 0.19], hue: [258, 245, 315, 392, 385] },
+  "Blue–red": { lightness: [0.42, 0.7, 0.965, 0.7, 0.42], chroma: [0.16, 0.11, 0.003, 0.13, 0.19], hue: [258, 246], upper: [36, 25] },
 };
 
 export const NAMES = Object.keys(RECIPES);

@@ -83,6 +83,11 @@ export class Axis {
     this.latitude = this.usesCoordinates && isLatitude(facts);
     this.longitude = this.usesCoordinates && isLongitude(facts);
     this.edges = edgesOf(this.values, this.latitude);
+    // A sample of many indices does not reach beyond the array.
+    if (!this.usesCoordinates && count) {
+      this.edges[0] = Math.max(this.edges[0], -0.5);
+      this.edges[count] = Math.min(this.edges[count], facts.length - 0.5);
+    }
   }
 
   get low() {
