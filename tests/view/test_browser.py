@@ -14,6 +14,9 @@ from icefloe.view.server import ViewServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 expect = playwright.expect
+# Machines that run tests are shared and slow at times.
+WAIT_MS = 30_000
+expect.set_options(timeout=WAIT_MS)
 
 pytestmark = [
     pytest.mark.browser,
@@ -66,7 +69,7 @@ def show(browser: Any, server: ViewServer) -> Iterator[Open]:
 
     def show(address: str = "", at: ViewServer = server, size: tuple[int, int] = (1200, 800), **options: Any) -> Any:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, **options)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(WAIT_MS)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
