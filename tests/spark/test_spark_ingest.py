@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 
 from icefloe import Repository
-from icefloe.errors import FormatError, InvalidInputError
+from icefloe.errors import ConflictError, FormatError, InvalidInputError
 from icefloe.ingest import record as ingested
 from icefloe.ingest.record import METADATA_KEY
 from icefloe.spark import ingest
@@ -196,6 +196,50 @@ def test_two_appends_at_the_same_time_both_land(
     containers |= {folders[0].as_uri() + "/"} if mode == "virtual" else set()
     result = opened(place, *containers).sortby("time").drop_vars("orography")
     xr.testing.assert_equal(result, expected(*folders).drop_vars("orography"))
+
+
+@pytest.mark.parametrize("chunk", [24, 10])
+def test_three_regions_at_the_same_time_land_or_conflict_and_nothing_is_lost(
+    spark: Any, tmp_path: Path, chunk: int, opened: Open, expected: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_month(tmp_path / "a", days=5, **GRID)
+    days = (2, 3, 4)
+    for day in days:
+        write_month(tmp_path / f"day{day}", start=dt.date(2020, 1, day), days=1, seed=day, **GRID)
+    place = tmp_path / "repo"
+    ingest(spark, tmp_path / "a", place, chunks={"time": chunk})
+    all_wrote = threading.Barrier(len(days))
+    attempt = landing._attempt
+
+    def attempt_together(spark: Any, job: Any, options: Any, before: Any) -> Any:
+        made = attempt(spark, job, options, before)
+        if before is None:
+            all_wrote.wait(120)
+        return made
+
+    monkeypatch.setattr(landing, "_attempt", attempt_together)
+    landed: dict[int, bool] = {}
+
+    def correct(day: int) -> None:
+        try:
+            ingest(spark, tmp_path / f"day{day}", place, region="auto", drop_variables=("orography",))
+            landed[day] = True
+        except ConflictError:
+            landed[day] = False
+
+    threads = [threading.Thread(target=correct, args=(day,)) for day in days]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Days of 24 hours do not share chunks of 24 hours. Chunks of 10 hours are shared by two days.
+    assert set(landed) == set(days) and any(landed.values()) and (chunk != 24 or all(landed.values()))
+    wanted = expected(tmp_path / "a")
+    for day in (day for day in days if landed[day]):
+        patch = expected(tmp_path / f"day{day}")
+        for name in ("t2m", "tp"):
+            wanted[name].loc[{"time": patch.time}] = patch[name].values
+    xr.testing.assert_equal(opened(place), wanted)
 
 
 def test_an_append_lands_beside_a_commit_of_something_else(
