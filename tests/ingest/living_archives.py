@@ -42,6 +42,10 @@ class LivingArchive:
         self.cells = 1 if self.mode != "native" else draw.choice((1, 1, 2, 3))
         """How many times a file has at most."""
         self.is_packed = draw.random() < 0.2
+        self.vanished: Any = draw.choice(("remove", "remove", "keep")) if self.mode == "native" else "remove"
+        can_overlap = self.mode == "native" and self.members == 1 and self.vanished == "remove"
+        self.overlap: Any = draw.choice(("error", "first", "last")) if can_overlap else "error"
+        """Files overlap unless this is `error`."""
         chunks = {"time": draw.choice((1, 2, 3, 5))} if self.mode == "native" and draw.random() < 0.8 else {}
         dims = ("time", "member") if self.members > 1 else ("time",)
         self.options = IngestOptions(
@@ -51,8 +55,9 @@ class LivingArchive:
             allow_missing=True,
             native_below_bytes=64,
             group=draw.choice(("", "", "sub")),
+            overlap=self.overlap,
+            overlap_by=draw.choice(("name", "time", r"f(\d+)")),
         )
-        self.vanished: Any = draw.choice(("remove", "remove", "keep")) if self.mode == "native" else "remove"
         self.generation = draw.choice(("repository", "repository", "icechunk1", "icechunk2", "store", "dataset"))
         self.run, self.is_killed = run, storage is None
         self.storage = Interrupted(icefloe.in_memory_storage())
@@ -78,6 +83,9 @@ class LivingArchive:
         # Files of one time and different members have the same times.
         count = draw.randint(1, self.cells) if self.members == 1 else self.cells
         times = slot * 10.0 + np.arange(count)
+        if self.overlap != "error":
+            count = draw.randint(1, 5)
+            times = slot * 2.0 + np.arange(count) * draw.choice((1, 1, 2))
         values = np.round(np.array([draw.uniform(-90, 90) for _ in range(count * 6)], dtype="f8"), 2)
         shape = (count, 2, 3) if self.members == 1 else (count, 1, 2, 3)
         dims = ("time", "y", "x") if self.members == 1 else ("time", "member", "y", "x")
@@ -90,7 +98,8 @@ class LivingArchive:
         if self.members > 1:
             coordinates["member"] = ("member", [member])
         variables: dict[str, Any] = {"t": (dims, values.reshape(shape), {"units": "K"})}
-        if self.mode == "native" and draw.random() < 0.5:
+        # Overlapping files with different variables are refused.
+        if self.mode == "native" and self.overlap == "error" and draw.random() < 0.5:
             variables["q"] = (dims, values.reshape(shape).astype("f4") * 2)
         data = xr.Dataset(variables, coordinates, {"title": "archive"})
         encoding: dict[str, Any] = {"time": {"dtype": "f8", "_FillValue": None}}

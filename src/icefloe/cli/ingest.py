@@ -36,7 +36,7 @@ from icefloe.ingest.local import ingest_local
 from icefloe.ingest.plan import IngestPlan, PlanView
 from icefloe.ingest.record import Vanished, explain_authorisation
 from icefloe.ingest.source_model import GAP, SourceFailure
-from icefloe.ingest.sources import IngestOptions, Mode, OnError
+from icefloe.ingest.sources import IngestOptions, Mode, OnError, Overlap
 from icefloe.ingest.sync import SyncResult, sync_local
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage
@@ -88,6 +88,17 @@ ConcatDims: TypeAlias = Annotated[
         "--concat-dims",
         metavar="DIMS",
         help="Concatenate along these dimensions.  [default: found from the coordinates]",
+    ),
+]
+OverlapOption: TypeAlias = Annotated[
+    Overlap, typer.Option("--overlap", help="Which file to use for cells that several files have.")
+]
+OverlapBy: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--overlap-by",
+        metavar="ORDER",
+        help="Order of overlapping files: name, time, or a regular expression with a group that orders URLs.",
     ),
 ]
 Unpack: TypeAlias = Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")]
@@ -155,6 +166,8 @@ def ingest(
     drop: DropVariables = None,
     rename: Rename = None,
     concat: ConcatDims = None,
+    overlap: OverlapOption = "error",
+    overlap_by: OverlapBy = "name",
     chunks: Chunks = None,
     unpack: Unpack = False,
     allow_missing: AllowMissing = False,
@@ -207,6 +220,8 @@ def ingest(
             "container_prefix": container,
             "concat_dims": parse_names(concat),
             "group_pattern": group_pattern,
+            "overlap": overlap,
+            "overlap_by": overlap_by,
             "format": parser,
             "rename": parse_pairs(rename, "--rename") or None,
             "chunks": parse_numbers(chunks, "--chunks") or None,
@@ -340,6 +355,8 @@ def sync(
     drop: DropVariables = None,
     rename: Rename = None,
     concat: ConcatDims = None,
+    overlap: OverlapOption = "error",
+    overlap_by: OverlapBy = "name",
     chunks: Chunks = None,
     unpack: Unpack = False,
     allow_missing: AllowMissing = False,
@@ -375,6 +392,8 @@ def sync(
             "container_prefix": container,
             "concat_dims": parse_names(concat),
             "group_pattern": group_pattern,
+            "overlap": overlap,
+            "overlap_by": overlap_by,
             "format": parser,
             "rename": parse_pairs(rename, "--rename") or None,
             "chunks": parse_numbers(chunks, "--chunks") or None,

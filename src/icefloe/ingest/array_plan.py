@@ -296,7 +296,7 @@ def joined_values(
     array: ArrayPlan, members: Sequence[Member], joined: JoinedDimension, name: str
 ) -> npt.NDArray[Any] | None:
     """The values of a variable along its first dimension, which is joined. None if the schemas do not have them."""
-    by_url = {m.file.url: m for m in members}
+    by_url = {m.key: m for m in members}
     parts: list[npt.NDArray[Any]] = []
     for block in joined.filled:
         if block.is_missing:
@@ -313,7 +313,7 @@ def joined_values(
         coordinate = None if member is None else member.coordinates.get(name)
         if member is None or coordinate is None or coordinate.values is None:
             return None
-        first = block.start - joined.blocks[joined.index_of[member.file.url]].start
+        first = block.start - joined.blocks[joined.index_of[member.key]].start
         values = coordinate.values.reshape(member.variables[name].shape)[first : first + block.size]
         parts.append(convert_member(values, member, name, array))
     return np.concatenate(parts) if parts else None

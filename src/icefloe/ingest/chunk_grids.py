@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -287,3 +287,60 @@ def move_rows(
         coords[:, axis] = new[place, column]
     order = np.lexsort(coords.T[::-1])
     return take(replace(chosen, coords=coords), order)
+
+
+Recipe: TypeAlias = tuple[tuple[Any, ...], ...]
+"""The cells of a chunk: versions of sources, their variables, and where they begin relative to the chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBox:
+    """The cells of a source in an array, along its joined dimensions."""
+
+    url: str
+    version: tuple[Any, ...]
+    variable: str
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    first: tuple[int, ...] = ()
+    """The first of these cells in the source. Empty if it is the first cell of the source."""
+
+    @property
+    def origin(self) -> tuple[int, ...]:
+        """Where the first cell of the source is, or would be."""
+        return tuple(s - f for s, f in zip(self.start, self.first, strict=True)) if self.first else self.start
+
+    def holds(self, other: SourceBox) -> bool:
+        """Whether it has all cells of the source that another box has."""
+        return all(
+            s - o <= t - p and t - p + m <= s - o + n
+            for s, o, n, t, p, m in zip(
+                self.start, self.origin, self.size, other.start, other.origin, other.size, strict=True
+            )
+        )
+
+    def positions(self, chunks: Sequence[int]) -> Iterable[Index]:
+        """The chunks that have cells of the source."""
+        if 0 in self.size:
+            return ()
+        ranges = [
+            range(first // chunk, (first + size - 1) // chunk + 1)
+            for first, size, chunk in zip(self.start, self.size, chunks, strict=True)
+        ]
+        return itertools.product(*ranges)
+
+
+def find_recipes(boxes: Iterable[SourceBox], chunks: Sequence[int]) -> dict[Index, Recipe]:
+    """Return what each chunk consists of, by its position along the joined dimensions."""
+    cells: dict[Index, list[tuple[Any, ...]]] = {}
+    for box in boxes:
+        for position in box.positions(chunks):
+            relative = tuple(first - i * c for first, i, c in zip(box.start, position, chunks, strict=True))
+            if box.first:
+                # Parts of one source are told apart by their cells in the chunk, and where these are in the source.
+                origin = tuple(r - f for r, f in zip(relative, box.first, strict=True))
+                ends = tuple(min(r + n, c) for r, n, c in zip(relative, box.size, chunks, strict=True))
+                cells.setdefault(position, []).append((box.version, box.variable, relative, ends, origin))
+            else:
+                cells.setdefault(position, []).append((box.version, box.variable, relative))
+    return {position: tuple(sorted(each, key=lambda cell: cell[2])) for position, each in cells.items()}

@@ -21,6 +21,7 @@ from icefloe.ingest.source_model import (
     SourceSchema,
     SourceVariable,
     named_by,
+    summarise_coordinate,
 )
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.zarr_documents import parse_fill_attribute
@@ -39,6 +40,29 @@ class Member:
     attributes: Mapping[str, Any]
     digests: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the stored values of small variables that files usually share."""
+    part: tuple[int, int] | None = None
+    """The cells of the file that are used along the dimension in which files overlap. None for all of them."""
+
+    @property
+    def key(self) -> str:
+        """The URL, and the part of the file if others are members too."""
+        return self.file.url if self.part is None else f"{self.file.url} [{self.part[0]}:{self.part[1]}]"
+
+    def cut(self, dim: str, first: int, end: int) -> Member:
+        """The part [first, end) of the file along a dimension."""
+        along = {name for name, variable in self.variables.items() if dim in variable.dims}
+        coordinates = dict(self.coordinates)
+        for name in along & coordinates.keys():
+            values = coordinates.pop(name).values
+            if values is not None and self.variables[name].dims == (dim,):
+                coordinates[name] = summarise_coordinate(values[first:end])
+        return replace(
+            self,
+            variables={n: v.cut(dim, first, end) if n in along else v for n, v in self.variables.items()},
+            coordinates=coordinates,
+            digests={name: digest for name, digest in self.digests.items() if name not in along},
+            part=(first, end),
+        )
 
     def sizes(self) -> dict[str, int]:
         sizes: dict[str, int] = {}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,10 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
-from icefloe.ingest.chunk_grids import Index
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.parsers.zarr import variable_of_v3
-from icefloe.ingest.source_model import Coordinate, SourceVariable, summarise_coordinate
-from icefloe.ingest.sources import IngestOptions
+from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
+from icefloe.ingest.sources import IngestOptions, natural_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +308,16 @@ def find_time_encoding(
     return TimeEncoding(units, sources[0].calendar, dtype)
 
 
+def find_encoding(
+    group: str, members: Sequence[Member], name: str, options: IngestOptions, existing: Existing
+) -> TimeEncoding | None:
+    """The encoding of the times of a dimension of a group in the target. None if it is not a time."""
+    stored = existing.arrays.get(join_path(group, name))
+    own = None if stored is None else stored.variable()
+    known = None if own is None else {"attributes": own.attributes, "dtype": own.dtype}
+    return find_time_encoding(members, name, known, options.time_units)
+
+
 def _source_times(member: Member, dim: str) -> SourceTimes | None:
     variable, coordinate = member.variables.get(dim), member.coordinates.get(dim)
     if variable is None or variable.dtype == "string" or np.dtype(variable.dtype).kind not in "iuf":
@@ -382,7 +392,7 @@ def join_dimension(
         pair = f"{left_members[0].file.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
-                f"files overlap along {dim}: {pair}. Leave one out, or cut it",
+                f"files overlap along {dim}: {pair}. Leave one out, or choose one with overlap (--overlap)",
                 dim=dim,
                 left=left_members[0].file.url,
                 right=right_members[0].file.url,
@@ -391,8 +401,8 @@ def join_dimension(
             notes.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
     blocks, index_of, start = [], {}, 0
     for index, (coordinate, group) in enumerate([*entries, *empty]):
-        blocks.append(Block(start, coordinate.size, coordinate, tuple(m.file.url for m in group)))
-        index_of.update({m.file.url: index for m in group})
+        blocks.append(Block(start, coordinate.size, coordinate, tuple(m.key for m in group)))
+        index_of.update({m.key: index for m in group})
         start += coordinate.size
     notes += [f"{group[0].file.name} has no cells along {dim}" for _, group in empty]
     direction = sign if start > 1 else 0
@@ -426,15 +436,15 @@ def _share_values(
     blocks = []
     for low, high in itertools.pairwise(edges):
         urls = tuple(
-            m.file.url for (_, group), run in zip(entries, runs, strict=True) for m in group if run[0] <= low < run[1]
+            m.key for (_, group), run in zip(entries, runs, strict=True) for m in group if run[0] <= low < run[1]
         )
         blocks.append(Block(low, high - low, summarise_coordinate(union[low:high]), urls))
     spans: dict[str, tuple[int, int]] = {}
     for (_, group), run in zip(entries, runs, strict=True):
-        spans.update({m.file.url: (edges.index(run[0]), edges.index(run[1])) for m in group})
+        spans.update({m.key: (edges.index(run[0]), edges.index(run[1])) for m in group})
     for coordinate, group in empty:
-        spans.update({m.file.url: (len(blocks), len(blocks) + 1) for m in group})
-        blocks.append(Block(len(union), 0, coordinate, tuple(m.file.url for m in group)))
+        spans.update({m.key: (len(blocks), len(blocks) + 1) for m in group})
+        blocks.append(Block(len(union), 0, coordinate, tuple(m.key for m in group)))
     index_of = {url: span[0] for url, span in spans.items()}
     direction = joined.direction if len(union) > 1 else 0
     return replace(joined, blocks=tuple(blocks), size=len(union), index_of=index_of, direction=direction, spans=spans)
@@ -443,18 +453,152 @@ def _share_values(
 def has_shared_values(name: str, joined: JoinedDimension, pair: Sequence[Member]) -> bool:
     """Whether a variable along a shared dimension has the same values in two files where both have some."""
     found = []
-    low = max(joined.blocks[joined.span(m.file.url)[0]].start for m in pair)
-    ends = [joined.blocks[joined.span(m.file.url)[-1]] for m in pair]
+    low = max(joined.blocks[joined.span(m.key)[0]].start for m in pair)
+    ends = [joined.blocks[joined.span(m.key)[-1]] for m in pair]
     high = min(block.start + block.size for block in ends)
     for member in pair:
         coordinate, variable = member.coordinates.get(name), member.variables[name]
         if coordinate is None or coordinate.values is None or variable.dims[0] != joined.name:
             return False
-        start = joined.blocks[joined.span(member.file.url)[0]].start
+        start = joined.blocks[joined.span(member.key)[0]].start
         values = coordinate.values.reshape(variable.shape)[low - start : high - start]
         found.append((values, variable.attributes.get("units"), variable.attributes.get("calendar")))
     (left, *ours), (right, *theirs) = found
     return ours == theirs and left.shape == right.shape and bool(same_coordinates(left, right).all())
+
+
+def without_overlaps(
+    group: str, members: Sequence[Member], names: Sequence[str], options: IngestOptions, existing: Existing
+) -> tuple[Sequence[Member], list[SchemaIssue]]:
+    """Take cells that several files have from one of them, along the first dimension in which files overlap."""
+    for name in sorted(names, key=lambda n: n != options.append_dim) if options.overlap != "error" else ():
+        encoding = find_encoding(group, members, name, options, existing)
+        cut, overlaps = cut_overlaps(members, name, names, encoding, options)
+        # Files that alternate are cut too, and all of their cells are used.
+        if overlaps or len(cut) > len(members):
+            used = f"overlap={options.overlap!r}: they are taken from another file"
+            return cut, [
+                SchemaIssue(
+                    "handled", o.url, name, "overlap", "its own", f"{o.cells - o.used} of {o.cells} values", used
+                )
+                for o in overlaps
+            ]
+    return members, []
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A file of which other files have some cells too."""
+
+    url: str
+    cells: int
+    used: int
+
+
+def cut_overlaps(
+    members: Sequence[Member], dim: str, names: Sequence[str], encoding: TimeEncoding | None, options: IngestOptions
+) -> tuple[list[Member], list[Overlap]]:
+    """Take each value of a dimension from one file, as the options say. Other members stay as they are.
+
+    Files overlap if they have the same variables at the same coordinates along the other joined dimensions. Files whose
+    values cannot be compared one by one stay as they are, and `join_dimension` refuses them if they overlap.
+    """
+    alike: dict[Any, list[Member]] = {}
+    for member in members:
+        if dim in member.sizes() and dim in member.coordinates:
+            others = tuple(c.digest for d in names if d != dim and (c := member.coordinates.get(d)) is not None)
+            along = frozenset(n for n, v in member.variables.items() if dim in v.dims)
+            alike.setdefault((others, along), []).append(member)
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for group in alike.values():
+        runs.update(_divide(group, dim, encoding, options))
+    if not runs:
+        return list(members), []
+    found: list[Member] = []
+    overlaps: list[Overlap] = []
+    for member in members:
+        size = member.sizes().get(dim, 0)
+        kept = runs.get(member.key, [(0, size)])
+        found += [member if run == (0, size) else member.cut(dim, *run) for run in kept]
+        used = sum(end - first for first, end in kept)
+        if used < size:
+            overlaps.append(Overlap(member.file.url, size, used))
+    return found, overlaps
+
+
+def _divide(
+    members: Sequence[Member], dim: str, encoding: TimeEncoding | None, options: IngestOptions
+) -> dict[str, list[tuple[int, int]]]:
+    """Return the runs of cells that are used of each file, if files overlap."""
+    shared: dict[tuple[int, int], Coordinate] = {}
+    filled = [(m, c) for m in members if (c := _comparable(m, dim, encoding, shared)).size]
+    values = [c.values for _, c in filled]
+    directions = {c.direction for _, c in filled if c.size > 1}
+    if len(filled) < 2 or len(directions) > 1 or 0 in directions:
+        return {}
+    known = [each for each in values if each is not None]
+    # Equal times in different units are not always equal floats.
+    is_rounded = encoding is not None and np.dtype(encoding.dtype).kind == "f"
+    if is_rounded and any(c is not m.coordinates[dim] for m, c in filled):
+        return {}
+    if len(known) < len(values) or not _are_comparable(known):
+        return {}
+    ends = sorted((min(c.first, c.last), max(c.first, c.last)) for _, c in filled)
+    reached = list(itertools.accumulate((end for _, end in ends), max))
+    if all(start > end for (start, _), end in zip(ends[1:], reached, strict=False)):
+        return {}
+    order = sorted(range(len(filled)), key=lambda i: _precedence(filled[i][0], options))
+    rank = np.empty(len(filled), dtype=np.int64)
+    rank[order if options.overlap == "last" else order[::-1]] = np.arange(len(filled))
+    sizes = [len(each) for each in known]
+    every = np.concatenate(known)
+    owner = np.repeat(np.arange(len(known)), sizes)
+    index = np.concatenate([np.arange(size) for size in sizes])
+    by_value = np.lexsort((rank[owner], every))
+    is_last = np.append(every[by_value][1:] != every[by_value][:-1], True)
+    used = by_value[is_last]
+    if -1 in directions:
+        used = used[::-1]
+    owners, cells = owner[used], index[used]
+    starts = np.flatnonzero(np.append(True, (owners[1:] != owners[:-1]) | (cells[1:] != cells[:-1] + 1)))
+    found: dict[str, list[tuple[int, int]]] = {member.key: [] for member, _ in filled}
+    for first, end in itertools.pairwise([*starts.tolist(), len(used)]):
+        found[filled[owners[first]][0].key].append((int(cells[first]), int(cells[end - 1]) + 1))
+    return found
+
+
+def _are_comparable(values: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether equal coordinates of different files are equal numbers, also in their common type."""
+    types = {each.dtype.newbyteorder("=") for each in values}
+    kinds = {each.kind for each in types}
+    if kinds == {"f"} and len(types) > 1:
+        return False
+    if any(each.dtype.kind == "f" and np.isnan(each).any() for each in values):
+        return False
+    if len(types) > 1 and kinds <= {"i", "u", "f"}:
+        return (
+            all(bool(np.all(np.abs(each.astype(np.float64)) < 2**53)) for each in values)
+            and np.dtype("f4") not in types
+        )
+    return len(types) == 1 and kinds <= {"i", "u", "f", "M", "U"}
+
+
+def _precedence(member: Member, options: IngestOptions) -> tuple[Any, ...]:
+    """The order of a file among those that overlap. The last one is the greatest."""
+    by, url = options.overlap_by, member.file.url
+    if callable(by):
+        return by(url), member.order
+    if by == "name":
+        return (member.order,)
+    if by == "time":
+        if member.file.last_modified is None:
+            raise InvalidInputError(f"{url} has no modification time to order it by. Use another overlap_by", url=url)
+        version = member.file.version or ""
+        return member.file.last_modified, int(version) if version.isdigit() else 0, member.order
+    match = re.search(by, url)
+    if match is None:
+        raise InvalidInputError(f"{url} does not match the pattern overlap_by={by!r}", url=url)
+    return natural_key(match[1] or ""), member.order
 
 
 def _shown_units(members: Sequence[Member], dim: str, encoding: TimeEncoding | None) -> tuple[str | None, str]:
@@ -519,7 +663,7 @@ def _join_by_order(members: Sequence[Member], dim: str, missing: Sequence[tuple[
     sizes = {m.sizes()[dim] for m in members}
     if missing and len(sizes) != 1:
         raise _unknown_place(missing[0][1], dim, "the files differ in length")
-    entries: list[tuple[int, str, int, bool]] = [(m.order, m.file.url, m.sizes()[dim], False) for m in members]
+    entries: list[tuple[int, str, int, bool]] = [(m.order, m.key, m.sizes()[dim], False) for m in members]
     entries += [(order, url, min(sizes), True) for order, url in missing]
     blocks, index_of, start = [], {}, 0
     for index, (_, url, size, is_missing) in enumerate(sorted(entries)):
@@ -542,7 +686,7 @@ def _reserve_missing(
 
     Files before the first and after the last readable one are left out, because their position is not known.
     """
-    by_url = {m.file.url: m for m in members}
+    by_url = {m.key: m for m in members}
     known = joined.filled
     orders = [by_url[b.urls[0]].order for b in known]
     inside = [(order, url) for order, url in missing if orders and min(orders) < order < max(orders)]
@@ -714,38 +858,3 @@ def _refuse_repeated(joined: JoinedDimension, stored: npt.NDArray[Any]) -> None:
                 f"already, for example {_shown(joined, again[0])}. Use region='auto' to overwrite them",
                 dim=joined.name,
             )
-
-
-Recipe: TypeAlias = tuple[tuple[Any, ...], ...]
-"""The cells of a chunk: versions of sources, their variables, and where they begin relative to the chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceBox:
-    """The cells of a source in an array, along its joined dimensions."""
-
-    url: str
-    version: tuple[Any, ...]
-    variable: str
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-
-    def positions(self, chunks: Sequence[int]) -> Iterable[Index]:
-        """The chunks that have cells of the source."""
-        if 0 in self.size:
-            return ()
-        ranges = [
-            range(first // chunk, (first + size - 1) // chunk + 1)
-            for first, size, chunk in zip(self.start, self.size, chunks, strict=True)
-        ]
-        return itertools.product(*ranges)
-
-
-def find_recipes(boxes: Iterable[SourceBox], chunks: Sequence[int]) -> dict[Index, Recipe]:
-    """Return what each chunk consists of, by its position along the joined dimensions."""
-    cells: dict[Index, list[tuple[Any, ...]]] = {}
-    for box in boxes:
-        for position in box.positions(chunks):
-            relative = tuple(first - i * c for first, i, c in zip(box.start, position, chunks, strict=True))
-            cells.setdefault(position, []).append((box.version, box.variable, relative))
-    return {position: tuple(sorted(each, key=lambda cell: cell[2])) for position, each in cells.items()}

@@ -23,12 +23,13 @@ from icefloe.ingest.placement import (
     Existing,
     JoinedDimension,
     find_append_gap,
+    find_encoding,
     find_joined_dims,
     find_offset,
-    find_time_encoding,
     has_shared_values,
     join_dimension,
     stack_member,
+    without_overlaps,
 )
 from icefloe.ingest.source_model import (
     GAP,
@@ -97,10 +98,12 @@ def plan_dataset(
     absent = [name for name in names if all(name not in m.sizes() for m in members)]
     if absent:
         raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")
+    members, overlaps = without_overlaps(group, members, names, options, existing)
     joined = {n: _join(group, members, n, names, failures, options, existing) for n in names}
     dims = TargetDimensions({n: find_offset(group, j, options, existing) for n, j in joined.items()}, joined)
     contributions, again = _contributions(members, joined)
     repeated, issues = _repeated(group, members, joined, again, options)
+    issues += overlaps
     repeated += _stored_too(group, members, contributions, options, existing)
     arrays: list[ArrayPlan] = []
     for name, cells in contributions.items():
@@ -265,10 +268,7 @@ def _join(
     options: IngestOptions,
     existing: Existing,
 ) -> JoinedDimension:
-    stored = existing.arrays.get(join_path(group, name))
-    own = None if stored is None else stored.variable()
-    known = None if own is None else {"attributes": own.attributes, "dtype": own.dtype}
-    encoding = find_time_encoding(members, name, known, options.time_units)
+    encoding = find_encoding(group, members, name, options, existing)
     missing = [(order, failure.file.url) for order, failure in failures]
     if missing and len(names) > 1:
         raise InvalidInputError(
@@ -293,8 +293,8 @@ def _contributions(
             own = [d for d in joined if d in variable.dims]
             filled = cells.setdefault(name, {})
             others: dict[str, None] = {}
-            for place in itertools.product(*([(d, i) for i in joined[d].span(member.file.url)] for d in own)):
-                if (other := filled.setdefault(place, member.file.url)) != member.file.url:
+            for place in itertools.product(*([(d, i) for i in joined[d].span(member.key)] for d in own)):
+                if (other := filled.setdefault(place, member.key)) != member.key:
                     others[other] = None
             if 0 not in variable.shape and not _is_compared(member, name):
                 again += [(member, name, other) for other in others]
@@ -332,20 +332,20 @@ def _repeated(
 
     Hashes of the schemas tell most of them.
     """
-    by_url = {m.file.url: m for m in members} if again else {}
+    by_url = {m.key: m for m in members} if again else {}
     repeated: list[RepeatedVariable] = []
     issues: list[SchemaIssue] = []
     for member, name, url in again:
         first = by_url[url]
         shared = [d for d, j in joined.items() if d in member.variables[name].dims and j.spans]
-        if any(joined[d].span(url) != joined[d].span(member.file.url) for d in shared):
+        if any(joined[d].span(url) != joined[d].span(member.key) for d in shared):
             if len(shared) > 1 or not has_shared_values(name, joined[shared[0]], (first, member)):
                 resolution = "leave one of the files out, or the variable (drop_variables)"
                 found = f"also in {url}"
                 issues.append(SchemaIssue("error", member.file.url, name, "position", "one file", found, resolution))
             continue
         is_static = bool(joined) and not any(d in joined for d in member.variables[name].dims)
-        if _same_digest(first, member, name) or (is_static and options.unchecked):
+        if first.file.url == member.file.url or _same_digest(first, member, name) or (is_static and options.unchecked):
             continue
         if not is_static and max(m.variables[name].nbytes for m in (first, member)) > COMPARED_BYTES:
             resolution = "leave one of the files out, or the variable of one of them"
@@ -372,7 +372,7 @@ def _stored_too(
         path = join_path(group, name)
         if () not in places or path not in existing.arrays:
             continue
-        member = next(m for m in members if m.file.url == places[()])
+        member = next(m for m in members if m.key == places[()])
         coordinate = member.coordinates.get(name)
         has_values = coordinate is not None and coordinate.values is not None
         if 0 in member.variables[name].shape or (has_values and _is_compared(member, name)):
@@ -498,16 +498,16 @@ def _place(
     shared: dict[tuple[Any, ...], dict[str, SourceVariable]] = {}
     placed: list[PlacedFile] = []
     for member in members:
-        taken = [n for n in member.variables if n in fills.get(member.file.url, ()) and join_path(group, n) in written]
+        taken = [n for n in member.variables if n in fills.get(member.key, ()) and join_path(group, n) in written]
         if not taken:
             continue
         key = tuple((n, id(member.variables[n])) for n in taken)
         if key not in shared:
             shared[key] = {join_path(group, n): member.variables[n] for n in taken}
         origin = {
-            n: dims.offset[n] + j.blocks[j.index_of[member.file.url]].start
+            n: dims.offset[n] + j.blocks[j.index_of[member.key]].start
             for n, j in dims.joined.items()
-            if member.file.url in j.index_of
+            if member.key in j.index_of
         }
         placed.append(PlacedFile(member.file, member.format, origin, shared[key]))
     return tuple(placed)

@@ -372,6 +372,13 @@ class Placement:
 
     extent: Mapping[str, tuple[int, int]]
     fills: Mapping[str, str]
+    first: Mapping[str, int] = field(default_factory=dict)
+    """The first of these cells in the source by dimension, if only a part of the source is used."""
+    more: tuple[Placement, ...] = ()
+    """Other parts of the source."""
+
+    def parts(self) -> tuple[Placement, ...]:
+        return (self, *self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,10 +569,7 @@ def _encode_source(source: CataloguedSource, tables: Mapping[str, _Table]) -> di
     found: dict[str, Any] = {
         "file": [file.url, file.size_bytes, file.etag, file.last_modified, file.version],
         "listed": source.listed,
-        "placed": {
-            group: [dict(each.extent), tables["placements"].number(dict(each.fills))]
-            for group, each in source.placed.items()
-        },
+        "placed": {group: _encode_placement(each, tables) for group, each in source.placed.items()},
     }
     if source.digest is not None:
         found["digest"] = source.digest
@@ -574,6 +578,20 @@ def _encode_source(source: CataloguedSource, tables: Mapping[str, _Table]) -> di
         with contextlib.suppress(TypeError, ValueError):
             found["schema"] = encode_schema(source.schema, tables)
     return found
+
+
+def _encode_placement(placed: Placement, tables: Mapping[str, _Table]) -> list[Any]:
+    own = [dict(placed.extent), tables["placements"].number(dict(placed.fills))]
+    if not placed.first:
+        return own
+    return [*own, dict(placed.first), *(_encode_placement(each, tables) for each in placed.more)]
+
+
+def _decode_placement(entry: Sequence[Any], fills: Sequence[Any]) -> Placement:
+    extent, number, *rest = entry
+    own = {dim: (start, size) for dim, (start, size) in extent.items()}
+    more = tuple(_decode_placement(each, fills) for each in rest[1:])
+    return Placement(own, fills[number], rest[0] if rest else {}, more)
 
 
 def encode_schema(schema: SourceSchema, tables: Mapping[str, _Table]) -> list[Any]:
@@ -621,10 +639,7 @@ def _decode_sources(document: Mapping[str, Any]) -> list[CataloguedSource]:
     found = []
     for entry in document["sources"]:
         file = SourceFile(*entry["file"])
-        placed = {
-            group: Placement({dim: (start, size) for dim, (start, size) in extent.items()}, fills[number])
-            for group, (extent, number) in entry["placed"].items()
-        }
+        placed = {group: _decode_placement(each, fills) for group, each in entry["placed"].items()}
         schema = shared.schema(file, entry["schema"]) if "schema" in entry else None
         found.append(CataloguedSource(file, placed, schema, entry.get("digest"), entry["listed"]))
     return found

@@ -144,6 +144,10 @@ class SourceVariable:
         The type to which xarray decodes packed or missing numbers. None if the attributes define it.
     has_missing_text
         Some cells contain the text that the file declares as missing.
+    whole
+        The variable as it is in the file, if only a part of it is used.
+    first
+        The first cell of the part in the whole variable.
 
     Examples
     --------
@@ -170,6 +174,10 @@ class SourceVariable:
     """The type to which xarray decodes packed or missing numbers. None if the attributes define it."""
     has_missing_text: bool = False
     """Some cells contain the text that the file declares as missing."""
+    whole: SourceVariable | None = None
+    """The variable as it is in the file, if only a part of it is used."""
+    first: tuple[int, ...] = ()
+    """The first cell of the part in the whole variable."""
 
     @property
     def name(self) -> str:
@@ -181,6 +189,37 @@ class SourceVariable:
         """The size of the decoded values. Text is estimated at 16 bytes per value."""
         item = 16 if self.dtype == "string" else np.dtype(self.dtype).itemsize
         return int(np.prod(self.shape, dtype=np.int64)) * item
+
+    def cut(self, dim: str, first: int, end: int) -> SourceVariable:
+        """Return the part [first, end) along a dimension. It can only be read by value.
+
+        Parameters
+        ----------
+        dim
+            The dimension.
+        first
+            The first cell.
+        end
+            The cell after the last one.
+
+        Returns
+        -------
+        SourceVariable
+            The part.
+
+        Examples
+        --------
+        >>> SourceVariable("/t", ("x",), (4,), "<f4", (2,)).cut("x", 1, 3).shape
+        (2,)
+        """
+        axis = self.dims.index(dim)
+        return replace(
+            self,
+            shape=(*self.shape[:axis], end - first, *self.shape[axis + 1 :]),
+            whole=self,
+            first=tuple(first if i == axis else 0 for i in range(len(self.dims))),
+            not_virtual=self.not_virtual or "another file has some of its cells too, and only a part of it is used",
+        )
 
     def in_file(self) -> SourceVariable:
         """Return the variable as it is in the file, without the dimension along which files are stacked.

@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,6 +21,7 @@ from icefloe.ingest.source_model import SourceFile
 Mode: TypeAlias = Literal["native", "virtual", "mixed"]
 OnError: TypeAlias = Literal["fail", "skip"]
 AppendOrder: TypeAlias = Literal["after", "any"]
+Overlap: TypeAlias = Literal["error", "first", "last"]
 Region: TypeAlias = "Mapping[str, tuple[int, int] | slice] | Literal['auto']"
 
 
@@ -78,6 +79,12 @@ class IngestOptions:
         Virtual mode: the URL prefix of the container of the sources.
     format
         The parser. None detects it from the bytes.
+    overlap
+        What happens if several files have the same variables at the same coordinates: `error`, or the values of the
+        `first` or the `last` of these files are used.
+    overlap_by
+        The order of files that overlap: by `name`, by modification `time`, by the first group of a regular expression
+        that is searched in the URL, or by a function of the URL. Equal ones are ordered by name.
 
     Examples
     --------
@@ -108,11 +115,14 @@ class IngestOptions:
     files_per_task: int = 32
     container_prefix: str | None = None
     format: str | None = None
+    overlap: Overlap = "error"
+    overlap_by: str | Callable[[str], Any] = "name"
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
         _choose("append_order", self.append_order, ("after", "any"))
         _choose("on_error", self.on_error, ("fail", "skip"))
+        _choose("overlap", self.overlap, ("error", "first", "last"))
         if self.append_dim is not None and self.region is not None:
             raise InvalidInputError("give either append_dim or region. A region is a part of existing arrays")
         if self.mode == "virtual" and (self.chunks or self.codecs or self.dtypes or self.unpack or self.time_units):
@@ -129,14 +139,9 @@ class IngestOptions:
             except TypeError as error:
                 raise InvalidInputError(f"{dtype!r} (for {name}) is not a data type") from error
         if self.group_pattern is not None:
-            try:
-                groups = re.compile(self.group_pattern).groups
-            except re.error as error:
-                raise InvalidInputError(f"the group pattern {self.group_pattern!r} is wrong: {error}") from error
-            if groups < 1:
-                raise InvalidInputError(
-                    f"the group pattern {self.group_pattern!r} has no group in parentheses for the name of the group"
-                )
+            _check_pattern("group pattern", self.group_pattern, "the name of the group")
+        if isinstance(self.overlap_by, str) and self.overlap_by not in ("name", "time"):
+            _check_pattern("pattern overlap_by", self.overlap_by, "the order of files (or use `name` or `time`)")
 
 
 def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -163,6 +168,15 @@ DATA_ENDINGS = (
     ".grb2",
 )
 STORE_MARKS = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+
+
+def _check_pattern(what: str, pattern: str, purpose: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise InvalidInputError(f"the {what} {pattern!r} is wrong: {error}") from error
+    if groups < 1:
+        raise InvalidInputError(f"the {what} {pattern!r} has no group in parentheses for {purpose}")
 
 
 def natural_key(text: str) -> tuple[Any, ...]:

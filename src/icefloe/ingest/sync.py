@@ -23,10 +23,20 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, can_keep, changed_part
-from icefloe.ingest.chunk_grids import ChunkRegion, Index, cover, find_rows_at, grid_boxes, grid_shape, move_rows
+from icefloe.ingest.chunk_grids import (
+    ChunkRegion,
+    Index,
+    SourceBox,
+    cover,
+    find_recipes,
+    find_rows_at,
+    grid_boxes,
+    grid_shape,
+    move_rows,
+)
 from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
 from icefloe.ingest.parsers.registry import check_format
-from icefloe.ingest.placement import Existing, SourceBox, find_recipes
+from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import (
     METADATA_KEY,
@@ -212,11 +222,13 @@ def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: S
     found = []
     for source in sources:
         placed = source.placed.get(group)
-        if placed is None or path not in placed.fills:
-            continue
-        extents = [placed.extent.get(dim, (0, 0)) for dim in joined]
-        start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
-        found.append(SourceBox(source.file.url, source.version, placed.fills[path], start, size))
+        for part in placed.parts() if placed is not None else ():
+            if path not in part.fills:
+                continue
+            extents = [part.extent.get(dim, (0, 0)) for dim in joined]
+            start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
+            first = tuple(part.first.get(dim, 0) for dim in joined) if part.first else ()
+            found.append(SourceBox(source.file.url, source.version, part.fills[path], start, size, first))
     return found
 
 
@@ -325,24 +337,7 @@ def _find_commits(repository: Repository, snapshot_id: str, group: str) -> tuple
 def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> SyncPlan:
     """Plan a sync. Nothing is read from the sources.
 
-    Parameters
-    ----------
-    found
-        The sources.
-    options
-        The options of the ingest.
-    archive
-        What the repository has.
-
-    Returns
-    -------
-    SyncPlan
-        The plan.
-
-    Raises
-    ------
-    InvalidInputError
-        The sources do not fit together, or cells of a source that vanished cannot be kept.
+    Raises an error if the sources do not fit together, or if cells of a source that vanished cannot be kept.
     """
     before = archive.catalogue or Catalogue()
     if not found.sources:
@@ -415,7 +410,11 @@ def _place(found: FoundSources, datasets: Sequence[DatasetPlan]) -> dict[str, Ca
             sizes = {d: n for v in file.variables.values() for d, n in zip(v.dims, v.shape, strict=True)}
             extent = {d: (start, sizes[d]) for d, start in file.origin.items() if d in sizes}
             own = {path: variable.path for path, variable in file.variables.items() if path in named}
-            placed.setdefault(file.file.url, {})[dataset.group] = Placement(extent, own)
+            first = {d: f for v in file.variables.values() for d, f in zip(v.dims, v.first, strict=False)}
+            part = Placement(extent, own, {d: f for d, f in first.items() if d in extent})
+            groups = placed.setdefault(file.file.url, {})
+            known = groups.get(dataset.group)
+            groups[dataset.group] = part if known is None else replace(known, more=(*known.more, part))
     result: dict[str, CataloguedSource] = {}
     for url, source in found.sources.items():
         now = placed.get(url, {})
@@ -542,16 +541,17 @@ def _plan_copies(
     gone = [sources[url] for url in sorted(unreadable) if url in sources]
     for each in changes:
         array = each.array
-        old = {
-            box.url: box for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined)
-        }
+        old: dict[str, list[SourceBox]] = {}
+        for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined):
+            old.setdefault(box.url, []).append(box)
         for box in _boxes(gone, group, array.path, array.joined):
             chunks = _joined_chunks(array)
             positions = [p for p in box.positions(chunks) if p in each.written]
             if not positions:
                 continue
             is_foreign = array.path in archive.foreign or archive.all_foreign
-            if each.is_rewritten or box.url not in old or array.kind != "native" or is_foreign:
+            former = next((b for b in old.get(box.url, ()) if b.holds(box)), None)
+            if each.is_rewritten or former is None or array.kind != "native" or is_foreign:
                 raise InvalidInputError(
                     f"{box.url} no longer exists, and /{array.path} must be written again. Restore the file, or use "
                     "vanished='remove' (--vanished remove)",
@@ -563,7 +563,7 @@ def _plan_copies(
                 high = [
                     min(s + n, (i + 1) * c) for s, n, i, c in zip(box.start, box.size, position, chunks, strict=True)
                 ]
-                shift = [a - b for a, b in zip(old[box.url].start, box.start, strict=True)]
+                shift = [a - b for a, b in zip(former.origin, box.origin, strict=True)]
                 copies.append(
                     CellCopy(
                         array.path,

@@ -533,6 +533,10 @@ def _read(piece: _Piece, array: ArrayPlan, files: _OpenFiles) -> npt.NDArray[Any
 
 def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
     """Read the stored values of a region of a variable, with the stacked dimension."""
+    if variable.whole is not None:
+        moved = zip(region, variable.first, strict=True)
+        region = tuple(slice(part.start + first, part.stop + first) for part, first in moved)
+        return read_values(source, variable.whole, region)
     if variable.is_stacked:
         return source.values(variable.in_file(), region[1:])[np.newaxis]
     return source.values(variable, region)
