@@ -206,6 +206,8 @@ class JoinedDimension:
 
     def starts(self) -> list[tuple[int, int, str]]:
         """The first cell of every file with cells, the number of its cells, and its URL, without repeats."""
+        if not self.spans:
+            return [(block.start, block.size, block.urls[0]) for block in self.blocks if block.size]
         found: dict[tuple[int, int], str] = {}
         for url in self.index_of:
             own = [self.blocks[index] for index in self.span(url)]
