@@ -179,3 +179,13 @@ def test_a_few_files_are_ingested_without_spark(tmp_path: Path, capsys: pytest.C
         np.testing.assert_array_equal(Repository.open(repo).to_xarray("main").t2m, expected.t2m)
     error = run(capsys, "ingest", files[0], repo, "--engine", "local", "--batch", "2", code=1)
     assert "need Spark" in error["error"]["message"]
+
+
+def test_an_error_names_the_file_that_cannot_be_read(repo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tip = Repository.open(repo).lookup_branch("main")
+    file = Path(repo) / "snapshots" / tip
+    file.write_bytes(file.read_bytes()[:60])
+    for command in ("info", "tree", "log"):
+        assert main([command, repo]) == 1
+        assert f"snapshots/{tip}" in capsys.readouterr().err
+    assert any(tip in line for line in run(capsys, "info", repo, code=1)["error"]["details"])

@@ -29,6 +29,9 @@ PACKAGES = (
     "icefloe.xarray",
 )
 
+# Half a minute of processor time, which a busy machine may take minutes for.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -357,3 +357,10 @@ def test_an_error_of_the_configuration_does_not_advise_to_try_again(told: str) -
     assert "Check the address and the options" in str(error) and "again" not in str(error)
     other = translate_obstore(foreign.GenericError("Generic S3 error: timed out"), "read 'k'", "s3://b/")
     assert "trying again later may help" in str(other)
+
+
+def test_missing_credentials_are_named_as_such() -> None:
+    told = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - Server returned 403"
+    error = translate_obstore(foreign.GenericError(told), "read 'k'", "s3://b/")
+    assert isinstance(error, PermissionDeniedError)
+    assert "no credentials were found" in str(error) and "anonymous=true" in str(error)

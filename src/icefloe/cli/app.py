@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from icefloe.debug import debug_info, initialize_logs
-from icefloe.errors import IcefloeError, InvalidInputError
+from icefloe.errors import FormatError, IcefloeError, InvalidInputError
 
 _INSPECT = "Inspect a repository"
 _CHANGE = "Change a repository"
@@ -108,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _CLOSED_PIPE
     except IcefloeError as error:
-        _report(error, *(str(error).splitlines() or [type(error).__name__]), debug=debug, as_json=as_json)
+        # What was read when the error occurred is a note. Of a broken file it is the name.
+        notes = getattr(error, "__notes__", []) if isinstance(error, FormatError) else []
+        lines = [*str(error).splitlines(), *notes] or [type(error).__name__]
+        _report(error, *lines, debug=debug, as_json=as_json)
         return _FAILED
     except Exception as error:  # noqa: BLE001 - the outermost edge: print one line instead of a traceback
         _report(error, f"{type(error).__name__}: {error}", debug=debug, as_json=as_json)

@@ -260,6 +260,9 @@ _MISCONFIGURED = re.compile(
 )
 """What a request says that no repetition helps: it never left, because it could not be built."""
 
+_INSTANCE_CREDENTIALS = re.compile(r"169\.254\.169\.254|metadata\.google\.internal|169\.254\.170\.2")
+"""Addresses that are asked for credentials when neither options nor the environment have any."""
+
 _ADVICE: dict[type[IcefloeError], str] = {
     PermissionDeniedError: "; check the credentials, the bucket policy, and the region or endpoint",
     StorageError: "; the request was repeated as the retry settings say, trying again later may help",
@@ -276,6 +279,13 @@ def translate_obstore(error: Exception, action: str, url: str) -> IcefloeError:
         # The address of a request can hold a password or a signature. The original error is shown in tracebacks.
         error.args = (shown,)
     found = shown.partition("\n")[0].strip()
+    if _INSTANCE_CREDENTIALS.search(found):
+        return PermissionDeniedError(
+            f"cannot {action} in {url}: no credentials were found, neither in the options of the storage nor in the "
+            "environment, and this machine has no identity of its own. Set the credentials of the cloud in the "
+            "environment (for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE), or use the option "
+            "anonymous=true for a public bucket"
+        )
     if kind is StorageError and _MISCONFIGURED.search(found):
         return InvalidInputError(f"cannot {action} in {url}: {found}. Check the address and the options of the storage")
     return kind(f"cannot {action} in {url}: {found}{_ADVICE.get(kind, '')}")
