@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -302,3 +303,28 @@ def test_the_number_of_touched_chunks_is_exact() -> None:
 
 def test_values_of_the_sample_are_what_they_claim() -> None:
     assert stored_temperature()[0, 9, 18] == -32768 and np.isnan(temperature()[0, 9, 18])
+
+
+def test_virtual_chunks_need_an_authorisation(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(np.arange(4, dtype="f4").tobytes())
+    prefix = f"file://{tmp_path}/"
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icefloe.VirtualChunkContainer(prefix, icefloe.local_filesystem_store(str(tmp_path)))
+    )
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, config)
+    repo.save_config()
+    session = repo.writable_session("main")
+    zarr.create_array(session.store, name="v", shape=4, chunks=4, dtype="f4", compressors=None, filters=None)
+    session.store.set_virtual_ref("v/c/0", f"{prefix}file.bin", offset=0, length=16)
+    session.commit("by reference")
+    with ViewServer(repo) as server:
+        client = Client(server)
+        for reply in (client.reply("slice", path="/v"), client.request("/zarr/main/v/c/0")):
+            assert reply.status == 403 and "--authorize" in reply.json()["error"]
+        found = client.get("chunks", path="/v", x=0)
+        assert [found["kinds"][k] for k in found["cells"]["kind"]] == ["virtual"]
+    allowed = icefloe.Repository.open(storage, authorize_virtual_chunk_access={prefix: None})
+    with ViewServer(allowed) as server:
+        assert Client(server).slice(path="/v")[1].tolist() == [0, 1, 2, 3]

@@ -27,6 +27,7 @@ from starlette.routing import Mount, Route
 
 from icefloe import __version__
 from icefloe.errors import (
+    ContainerError,
     FormatError,
     IcefloeError,
     InvalidInputError,
@@ -452,7 +453,10 @@ def error_response(error: Exception) -> Response:
     """An error as JSON. Errors that are not ours are only named, because their texts may contain anything."""
     if isinstance(error, IcefloeError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-        return _json({"error": str(error)[:2000], "kind": type(error).__name__}, status)
+        text = str(error)[:2000]
+        if isinstance(error, ContainerError):
+            text += "\nFor this viewer: icefloe view REPO --authorize PREFIX"
+        return _json({"error": text, "kind": type(error).__name__}, status)
     _log.error("a request failed", exc_info=error)
     text = f"the viewer failed with {type(error).__name__}. The log of the server has the details"
     return _json({"error": text, "kind": "InternalError"}, 500)
