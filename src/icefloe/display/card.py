@@ -82,7 +82,7 @@ _VALUE = "text-align:left;vertical-align:top;padding:0"
 _TABLE = "font-size:inherit;border:none;border-collapse:collapse;margin:0;background:transparent;color:inherit"
 _ROW = "background:transparent;border:none"
 _CODE = "font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.95em;background:none;color:inherit"
-_LIST = "margin:.1em 0 .3em 1.2em;padding:0;list-style:none"
+_LIST = "margin:.1em 0 .3em 1.2em;padding:0;list-style:none;white-space:pre"
 _MOST_ENTRIES = 20
 
 COLOURS = {"branch": "#2da44e", "tag": "#1b9ab8", "added": "#2da44e", "removed": "#e5534b", "changed": "#c69026"}

@@ -547,7 +547,8 @@ class Repository(
         except (IcefloeError, OSError) as error:
             # A card is shown in any state, also without a network.
             found, listings = [("content", Styled(first_line(f"cannot be read: {error}"), "removed"))], []
-        return Card("Repository", Styled(self.storage.url, "code"), [*facts, *found], listings)
+        facts += [*found, ("look at it", Styled("repo.view()", "code"))]
+        return Card("Repository", Styled(self.storage.url, "code"), facts, listings)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Repository) and other.storage == self.storage and other.config == self.config
