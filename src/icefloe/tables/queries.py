@@ -475,7 +475,22 @@ def _explain_error(error: Exception) -> str:
 
 
 class QueryResult:
-    """The rows of a query."""
+    """The rows of a query.
+
+    Parameters
+    ----------
+    table
+        The rows.
+    prepared
+        The plan of the query.
+
+    Examples
+    --------
+    >>> import icefloe
+    >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    >>> icefloe.sql(repo, "select message from history").columns
+    ['message']
+    """
 
     def __init__(self, table: pa.Table, prepared: PreparedQuery) -> None:
         self._table = table
@@ -490,27 +505,92 @@ class QueryResult:
         return int(self._table.num_rows)
 
     def arrow(self) -> pa.Table:
-        """Return the rows as an Arrow table."""
+        """Return the rows as an Arrow table.
+
+        Returns
+        -------
+        pyarrow.Table
+            The rows.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> icefloe.sql(repo, "select count(*) as n from history").arrow().num_rows
+        1
+        """
         return self._table
 
     def pandas(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame."""
+        """Return the rows as a pandas DataFrame.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The rows.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> icefloe.sql(repo, "select count(*) as n from history").pandas().shape
+        (1, 1)
+        """
         frame: pd.DataFrame = self._table.to_pandas()
         return frame
 
     def polars(self) -> pl.DataFrame:
-        """Return the rows as a Polars DataFrame."""
+        """Return the rows as a Polars DataFrame.
+
+        Returns
+        -------
+        polars.DataFrame
+            The rows.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> icefloe.sql(repo, "select count(*) as n from history").polars().shape
+        (1, 1)
+        """
         frame = pl.from_arrow(self._table)
         assert isinstance(frame, pl.DataFrame)
         return frame
 
     def to_pylist(self) -> list[dict[str, Any]]:
-        """Return the rows as dictionaries."""
+        """Return the rows as dictionaries.
+
+        Returns
+        -------
+        list of dict
+            A dictionary per row.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> icefloe.sql(repo, "select count(*) as n from history").to_pylist()
+        [{'n': 1}]
+        """
         rows: list[dict[str, Any]] = self._table.to_pylist()
         return rows
 
     def explain(self) -> str:
-        """Describe what was read from each table."""
+        """Describe what was read from each table.
+
+        Returns
+        -------
+        str
+            The tables with their columns, conditions and chunks.
+
+        Examples
+        --------
+        >>> import icefloe
+        >>> repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        >>> "columns: position" in icefloe.sql(repo, "select max(position) from history").explain()
+        True
+        """
         return self._prepared.describe()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
