@@ -75,9 +75,11 @@ JOBS: dict[str, Callable[[Any, Any, Path], Any]] = {
         jobs.ingest(spark, _write_file(folder, 2), repo, append_dim="time").snapshot_id
     ),
     "map_blocks": _map,
+    "pyramid": lambda spark, repo, folder: jobs.pyramid(spark, repo, "v", 1).snapshot_id,
     "rechunk": lambda spark, repo, folder: jobs.rechunk(spark, repo, {"time": 2}).snapshot_id,
     "reduce": lambda spark, repo, folder: jobs.reduce(spark, repo, "sum", "time").v.values.tolist() == [1, 3, 5, 7],
     "register_views": lambda spark, repo, folder: jobs.register_views(spark, repo)["v"],
+    "sql": lambda spark, repo, folder: jobs.sql(spark, repo, "select max(v) as top from v").head()[0] == 4.0,
     "sync": lambda spark, repo, folder: jobs.sync(
         spark, _write_file(folder, 0, 1, 2), repo, group="synced", append_dim="time"
     ),
