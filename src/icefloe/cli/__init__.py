@@ -26,11 +26,11 @@ Modules
 - `export`: The commands that write a repository to another location: export, convert, mirror.
 - `info`: The command `info`. It imports no more than it needs, because it is short and called often.
 - `ingest`: The commands `ingest` and `sync`.
-- `inspect`: The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests.
+- `inspect`: The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests,
+  view.
 - `maintenance`: The commands for maintenance: expire, gc, compact, materialize, rewrite-manifests, verify.
 - `options`: Arguments and options that several commands share, and the values that commands make of them.
 - `output`: Output of commands without rich: JSON documents, text from a repository, and the facts of `info`.
 - `refs`: The commands that change branches, tags, nodes and the status of a repository.
 - `sql`: The commands `sql` and `analyze`: query arrays, and compute the chunk statistics that queries use.
-- `view`: The command `view`: show a repository in the browser.
 """

@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Command] = {
     "stats": Command("inspect", "Show chunks, objects and bytes per array.", _INSPECT),
     "manifests": Command("inspect", "Show the arrays and extents of each manifest.", _INSPECT),
     "sql": Command("sql", "Run a SQL query over arrays and metadata.", _INSPECT),
-    "view": Command("view", "Show a repository in the browser.", _INSPECT),
+    "view": Command("inspect", "Show a repository in the browser.", _INSPECT),
     "create": Command("config", "Create a repository.", _CHANGE),
     "branch": Command("refs", "List, create or delete branches.", _CHANGE),
     "tag": Command("refs", "List, create or delete tags.", _CHANGE),

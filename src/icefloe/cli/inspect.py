@@ -1,4 +1,4 @@
-"""The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests."""
+"""The commands that show content, history and size: tree, ls, cat, log, show, diff, stats, manifests, view."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from icefloe.cli.options import (
 from icefloe.cli.output import commit_json, print_json, write_text
 from icefloe.display.card import first_line, format_bytes, format_count, format_time
 from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
-from icefloe.errors import InvalidInputError, NodeNotFoundError, printable
+from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError, printable
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId
 from icefloe.manifests.columns import take
@@ -778,3 +778,53 @@ def diff(
         return
     stderr().print(Text(f"{from_id or 'nothing'} → {to_id}", style="dim"))
     print_diff(stdout(), found, chunks=chunks)
+
+
+def view(
+    repo: Repo,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on. With another address than a loopback one, the URL contains a token.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, metavar="NUMBER", help="Port. 0 chooses a free one.")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the URL. Do not open a browser.")] = False,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Allow pages of this origin to read the API and Zarr over HTTP. * allows all. Can be repeated.",
+        ),
+    ] = None,
+    authorize: Authorize = None,
+    options: StorageOptions = None,
+    json: Json = False,
+) -> None:
+    """Show a repository in the browser.
+
+    Examples
+    --------
+    icefloe view weather
+    icefloe view s3://bucket/weather --port 8080 --no-browser
+    """
+    try:
+        from icefloe.view.server import ViewServer  # noqa: PLC0415 - needs packages that are an extra
+    except ImportError as error:
+        raise UnsupportedError(
+            f"the viewer needs more packages. Install them with: pip install 'icefloe[view]' ({error})"
+        ) from error
+    server = ViewServer(open_repository(repo, options, authorize), host, port, origins=cors or (), frames=("'none'",))
+    sys.stdout.write(json_text.dumps({"url": server.url}) + "\n" if json else f"{server.url}\n")
+    sys.stdout.flush()
+    try:
+        if not no_browser:
+            server.open_browser()
+        server.run()
+    except KeyboardInterrupt:
+        pass
