@@ -1,4 +1,4 @@
-"""Fixtures and settings that every room's tests share."""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def s3_bucket(s3_server: S3Server) -> str:
 
 @pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    """An empty place of every kind that promises hold on."""
+    """An empty storage of every kind."""
     if request.param == "local":
         return local_filesystem_storage(tmp_path / "repo")
     if request.param == "memory":

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from tests.conversion.repositories import assert_same, contents, make_repository
-from tests.generations.golden import Golden
+from tests.ledger.golden import Golden
 
 import icefloe
 from icefloe import SpecVersion

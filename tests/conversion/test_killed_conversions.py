@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.conversion.repositories import assert_same
 from tests.conversion.test_conversion_promises import PAIRS_TO_KILL, files, small_repository
-from tests.engine.forked import run_child
+from tests.session.forked import run_child
 
 import icefloe
 from icefloe.ledger.contract import JOURNAL_KEY

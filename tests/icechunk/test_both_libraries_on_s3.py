@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import zarr
-from tests.icechunk.hand_made import GROUP_DOCUMENT, HandMade, group_node
+from tests.formats.hand_made import GROUP_DOCUMENT, HandMade, group_node
 from tests.servers.s3 import S3Server
 
 from icefloe.errors import ConflictError

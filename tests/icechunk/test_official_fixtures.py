@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.icechunk.hand_made import HandMade
+from tests.formats.hand_made import HandMade
 
 from icefloe.formats.icechunk2.repo_file import UpdateKind
 from icefloe.ids import encode_base32

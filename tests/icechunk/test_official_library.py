@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from tests.icechunk.hand_made import (
+from tests.formats.hand_made import (
     GROUP_DOCUMENT,
     HandMade,
     array_document,

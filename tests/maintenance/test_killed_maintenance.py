@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from tests.engine.forked import run_child
 from tests.maintenance.histories import GENERATIONS, LARGE, Past, count, now
+from tests.session.forked import run_child
 
 import icefloe
 from icefloe.storage.build import local_filesystem_storage

@@ -108,6 +108,20 @@ def test_no_kind_of_storage_is_asked_for_above_storage() -> None:
     assert asking == []
 
 
+ACROSS_PACKAGES = {"docs", "project", "security", "servers", "xarray_io"}
+"""Folders of tests that are about no single package. `servers` has the servers that tests start.
+
+`xarray_io` is not called `xarray`, because the tools that sort imports would take that for the library."""
+
+
+def test_folders_of_tests_have_the_names_of_what_they_test() -> None:
+    tests = SOURCE.parents[1] / "tests"
+    folders = {path.parent.relative_to(tests).parts[0] for path in tests.glob("*/**/*.py")}
+    named = {path.stem for path in SOURCE.glob("*.py")} | {path.name for path in PACKAGES}
+    assert folders - named == ACROSS_PACKAGES
+    assert {path.name for path in tests.glob("*.py")} == {"__init__.py", "conftest.py"}
+
+
 def test_the_formatter_decides_how_code_looks() -> None:
     marked = [path for path in MODULES if "# fmt: " in path.read_text()]
     assert marked == []

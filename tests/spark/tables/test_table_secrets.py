@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xarray as xr
 from tests.servers.s3 import S3Server
-from tests.spark_tables.conftest import ENCODING
+from tests.spark.tables.conftest import ENCODING
 
 import icefloe
 from icefloe.xarray import to_icechunk

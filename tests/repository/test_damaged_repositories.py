@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zarr
-from tests.engine.scenarios import make_repository, read_all
+from tests.session.scenarios import make_repository, read_all
 
 import icefloe
 from icefloe import IcefloeError, SpecVersion

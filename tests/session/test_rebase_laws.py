@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.editing_machine import EDITS, Edit, Work
-from tests.engine.machine import RepositoryMachine
+from tests.session.editing_machine import EDITS, Edit, Work
+from tests.session.machine import RepositoryMachine
 
 EDIT_LISTS = st.lists(EDITS, min_size=1, max_size=4)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 import zarr
-from tests.scale.journal import JournalStorage
+from tests.session.journal import JournalStorage
 
 import icefloe
 from icefloe import (

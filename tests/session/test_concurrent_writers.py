@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from tests.engine.forked import FORKSERVER, run_together
+from tests.session.forked import FORKSERVER, run_together
 
 import icefloe
 from icefloe import SpecVersion

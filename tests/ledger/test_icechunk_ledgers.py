@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.icechunk.hand_made import HandMade, group_node
+from tests.formats.hand_made import HandMade, group_node
 
 from icefloe.errors import (
     AlreadyExistsError,

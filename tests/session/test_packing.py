@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from tests.scale.journal import Journal, JournalStorage
+from tests.session.journal import Journal, JournalStorage
 
 import icefloe
 from icefloe import ChunkPackingConfig, RepositoryConfig, SpecVersion

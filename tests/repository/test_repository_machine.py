@@ -6,7 +6,7 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.engine.machine import RepositoryMachine
+from tests.session.machine import RepositoryMachine
 
 EFFORT = int(os.environ.get("ICEFLOE_MACHINE_EFFORT", "1"))
 """How many times more examples than a usual run; for long searches."""

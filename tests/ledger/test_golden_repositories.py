@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from tests.generations.golden import Forgiving, Golden, values_digest
+from tests.ledger.golden import Forgiving, Golden, values_digest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from tests.engine.model import (
+from tests.session.model import (
     Chunk,
     Coords,
     Delete,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import zarr
-from tests.engine.forked import run_child
-from tests.engine.scenarios import SCENARIOS, make_repository, read_all
+from tests.session.forked import run_child
+from tests.session.scenarios import SCENARIOS, make_repository, read_all
 
 import icefloe
 from icefloe import SpecVersion

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from tests.generations.test_turns_of_both_libraries import MODEL, BranchTurns
 from tests.icechunk.test_turns import OFFICIAL, SPECS, icechunk, play
+from tests.ledger.test_turns_of_both_libraries import MODEL, BranchTurns
 
 import icefloe
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.icechunk.flat_values import MANIFESTS, nodes, repositories, snapshots
-from tests.icechunk.test_flat_fuzz import compressed_manifest_body, repo_body
+from tests.formats.flat_values import MANIFESTS, nodes, repositories, snapshots
+from tests.formats.test_flat_fuzz import compressed_manifest_body, repo_body
 
 from icefloe.errors import FormatError
 from icefloe.formats.contract import Format

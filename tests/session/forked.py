@@ -8,7 +8,7 @@ from typing import Any
 
 FORKSERVER = multiprocessing.get_context("forkserver")
 # Threads and object-store clients do not survive a fork: children come from a process that has started neither.
-FORKSERVER.set_forkserver_preload(["tests.engine.warm"])
+FORKSERVER.set_forkserver_preload(["tests.session.warm"])
 
 
 def run_child(target: Callable[..., None], *args: Any) -> int:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import hypothesis.strategies as st
 from hypothesis.stateful import rule
-from tests.engine.editing_machine import EDITS, FAULTS, INDEX, SIZES, Edit, EditingMachine, Work, key_of
-from tests.engine.model import (
+from tests.session.editing_machine import EDITS, FAULTS, INDEX, SIZES, Edit, EditingMachine, Work, key_of
+from tests.session.model import (
     Chunk,
     Coords,
     Hierarchy,

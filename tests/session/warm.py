@@ -14,6 +14,6 @@ for _name in (
     "zarr",
     "icefloe.repository",
     "icefloe.testing.storages",
-    "tests.engine.scenarios",
+    "tests.session.scenarios",
 ):
     import_module(_name)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 def test_queries_agree_behind_connect_and_with_a_classic_session(
     spark: Any, repository_root: Path, place: str, tmp_path: Path, weather: xr.Dataset
 ) -> None:
-    from tests.spark_tables.connect_driver import agreement
+    from tests.spark.tables.connect_driver import agreement
 
     from icefloe.spark import table
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.early_generations import METADATA, TIMES, manifests, object_ids, snapshots
+from tests.formats.early_generations import METADATA, TIMES, manifests, object_ids, snapshots
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.store import FORMAT

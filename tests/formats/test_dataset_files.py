@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.early_generations import JSON_VALUES, manifests, snapshots
+from tests.formats.early_generations import JSON_VALUES, manifests, snapshots
 
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.formats.dataset import FORMAT

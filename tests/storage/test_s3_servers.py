@@ -13,7 +13,6 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import S3Store
-
 from tests.servers.ministack import ministack_missing, ministack_server
 from tests.servers.s3 import S3Server
 

@@ -1,6 +1,6 @@
 """Many actors on one repository, simulated: whatever the order of their steps, no promise is broken.
 
-The official package takes part in real turns on real storage: tests/generations/test_turns_of_both_libraries.py and
+The official package takes part in real turns on real storage: tests/ledger/test_turns_of_both_libraries.py and
 tests/icechunk/test_turns.py.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.scale.journal import JournalStorage
+from tests.session.journal import JournalStorage
 
 import icefloe
 

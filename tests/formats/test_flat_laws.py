@@ -14,7 +14,7 @@ import pytest
 from flatbuffers import flexbuffers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.icechunk.flat_values import JSON, LOGS, MANIFESTS, OBJECT_IDS, repositories, snapshots
+from tests.formats.flat_values import JSON, LOGS, MANIFESTS, OBJECT_IDS, repositories, snapshots
 
 from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
 from icefloe.formats.contract import Format

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zarr
-from tests.scale.journal import Journal, JournalStorage
+from tests.session.journal import Journal, JournalStorage
 
 import icefloe
 from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadConfig, PreloadRules, RepositoryConfig

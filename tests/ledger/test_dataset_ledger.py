@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.early_generations import JSON_VALUES, METADATA, TEXT, TIMES
+from tests.formats.early_generations import JSON_VALUES, METADATA, TEXT, TIMES
 
 from icefloe.errors import (
     AlreadyExistsError,
