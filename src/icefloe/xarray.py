@@ -112,7 +112,7 @@ def to_icechunk(
     if not writer.sources:
         return
     # The session creates and resizes the arrays. Its forks only write chunks, so that they never exclude each other.
-    fork = session.fork()
+    fork = Session.fork(session)
     merged = store_dask(
         sources=writer.sources,
         targets=[zarr.open_array(fork.store, path=target.path, mode="r+") for target in writer.targets],

@@ -7,7 +7,7 @@ import datetime as dt
 import enum
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -259,16 +259,32 @@ class WithFields:
             yield ShownField(each.name, getattr(self, each.name))
 
     def __repr__(self) -> str:
+        if (text := _value_text(self)) is not None:
+            return text
         if not self._is_code:
             return fields_text(self._full_name, self._shown_fields())
         arguments = "".join(f"\n{_INDENT}{each.name}={_indented(code(each.value))}," for each in self._shown_fields())
         return f"{self._full_name}({arguments}\n)" if arguments else f"{self._full_name}()"
 
     def __str__(self) -> str:
+        if (text := _value_text(self)) is not None:
+            return text
         return fields_text(self._full_name, self._shown_fields(), quoted=self._is_code)
 
     def _repr_html_(self) -> str:
         return fields_html(self._full_name, self._shown_fields(), quoted=self._is_code)
+
+
+_value_texts: list[Callable[[WithFields], str | None]] = []
+
+
+def set_value_text(make: Callable[[WithFields], str | None] | None) -> None:
+    """Print values as a function says in this process. Where it returns None, and without one, their fields."""
+    _value_texts[:] = [] if make is None else [make]
+
+
+def _value_text(value: WithFields) -> str | None:
+    return _value_texts[0](value) if _value_texts else None
 
 
 def code(value: Any) -> str:

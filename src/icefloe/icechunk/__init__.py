@@ -24,6 +24,7 @@ Modules
 - `store`: The Zarr store of a session, as `icechunk.store`.
 - `testing`: A storage with delays for tests, as `icechunk.testing`.
 - `types`: Types of arguments, as `icechunk.types`.
+- `version_1`: The rules of version 1 of the official package that contradict those of version 2.
 - `virtual`: Virtual chunk containers and references, as `icechunk.virtual`.
 - `xarray`: Writing xarray objects, as `icechunk.xarray`.
 """

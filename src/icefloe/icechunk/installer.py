@@ -11,8 +11,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from icefloe.debug import set_log_stream
 from icefloe.errors import InvalidInputError, SessionStateError
+from icefloe.icechunk.version_1 import follow_version
 
 _OFFICIAL = "icechunk"
 _OURS = "icefloe.icechunk"
@@ -52,14 +52,6 @@ class _Finder(MetaPathFinder):
         return ModuleSpec(fullname, _Alias(name), is_package=found.submodule_search_locations is not None)
 
 
-_FOLLOWED = {"version": 2}
-
-
-def follows_version_1() -> bool:
-    """Whether this process follows version 1 of the official package where its versions contradict each other."""
-    return _FOLLOWED["version"] == 1
-
-
 def install(version: int | None = None) -> None:
     """Make `import icechunk` give `icefloe.icechunk` in this process, also to libraries.
 
@@ -69,8 +61,8 @@ def install(version: int | None = None) -> None:
     ----------
     version
         1 for programs that were written for version 1 of the official package: new repositories are of version 1, which
-        its readers can open, and logs go to standard output. None means the value of the environment variable
-        ICEFLOE_ICECHUNK_VERSION, otherwise 2.
+        its readers can open, and the rules in `icefloe.icechunk.version_1` are followed. None means the value of the
+        environment variable ICEFLOE_ICECHUNK_VERSION, otherwise 2.
 
     Raises
     ------
@@ -88,9 +80,8 @@ def install(version: int | None = None) -> None:
     followed = str(version) if version is not None else os.environ.get(VERSION_VARIABLE) or "2"
     if followed not in ("1", "2"):
         raise InvalidInputError(f"the version of the official package to follow is {followed!r}, expected 1 or 2")
-    _FOLLOWED["version"] = int(followed)
+    follow_version(int(followed))
     os.environ[VERSION_VARIABLE] = followed
-    set_log_stream(to_stdout=follows_version_1())
     known = sys.modules.get(_OFFICIAL)
     if known is not None and known is not sys.modules[_OURS]:
         raise SessionStateError(

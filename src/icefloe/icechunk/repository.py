@@ -23,13 +23,13 @@ from icefloe.formats.config_document import splitting_document
 from icefloe.icechunk.config import Attribution, FeatureFlag, RepositoryConfig
 from icefloe.icechunk.conflicts import ConflictSolver
 from icefloe.icechunk.credentials import plain_credentials
-from icefloe.icechunk.installer import follows_version_1
 from icefloe.icechunk.ops import GCSummary, Update
 from icefloe.icechunk.session import Session
 from icefloe.icechunk.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.icechunk.storage import Storage, resolve_redirect
 from icefloe.icechunk.store import IcechunkStore
 from icefloe.icechunk.types import CommitMethod
+from icefloe.icechunk.version_1 import follows_version_1, naming_ancestry
 from icefloe.maintenance.inspect import ChunkStorageStats
 from icefloe.model.administration import RepoStatus
 from icefloe.model.capabilities import SpecVersion
@@ -277,6 +277,10 @@ class Repository(EngineRepository):
             snapshot_id = self.lookup_branch(branch)
         elif tag is not None:
             snapshot_id = self.lookup_tag(tag)
+        if follows_version_1():
+            assert snapshot_id is not None
+            with naming_ancestry():
+                self.lookup_snapshot(snapshot_id)
         return AsyncCloseableIterator(super().async_ancestry(snapshot_id=snapshot_id))
 
     def ancestry(

@@ -9,6 +9,7 @@ from icefloe.blocking import blocking
 from icefloe.display.card import ShownField, fields_html, fields_text
 from icefloe.errors import ForbiddenChangeError, InvalidInputError, SessionStateError, UnsupportedVersionError
 from icefloe.icechunk.store import IcechunkStore
+from icefloe.icechunk.version_1 import check_fork, check_forks, follows_version_1, fork_error, warn_of_unmerged_forks
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import Diff, Snapshot
@@ -25,6 +26,7 @@ class Session(engine.Session):
 
     _records_rebases = True
     _has_moved = False
+    _has_unmerged_forks = False
 
     @property
     def _fork_class(self) -> type[engine.ForkSession]:
@@ -71,7 +73,22 @@ class Session(engine.Session):
         """Whether the session has changes that are not committed. A move counts, also if it was undone."""
         return self._has_moved or super().has_uncommitted_changes
 
+    def fork(self) -> engine.ForkSession:
+        """Create a session for a worker.
+
+        In a process that follows version 1, the session must have no changes. That rule is for users: `to_icechunk`
+        and Spark fork with the method of the engine.
+        """
+        if not follows_version_1():
+            return super().fork()
+        check_fork(self)
+        made = super().fork()
+        self._has_unmerged_forks = True
+        return made
+
     def _commit_target(self, *, allow_empty: bool) -> tuple[str, Any]:
+        if self._has_unmerged_forks:
+            warn_of_unmerged_forks()
         return super()._commit_target(allow_empty=allow_empty or self._has_moved)
 
     def _finish(self, snapshot: Snapshot) -> str:
@@ -80,8 +97,11 @@ class Session(engine.Session):
 
     async def merge_async(self, *others: Any, on_chunk_conflict: VersionSelection = VersionSelection.Fail) -> None:
         """Add the changes of forks to this session. Merging a session into itself changes nothing."""
+        if follows_version_1():
+            check_forks(others)
         forks = [other for other in others if other is not self]
         await super().merge_async(*forks, on_chunk_conflict=on_chunk_conflict)
+        self._has_unmerged_forks = False
 
     merge = blocking(merge_async)  # type: ignore[arg-type]
 
@@ -136,8 +156,15 @@ class ForkSession(Session, engine.ForkSession):
     def __getstate__(self) -> dict[str, Any]:
         return engine.ForkSession.__getstate__(self)
 
+    def _commit_target(self, *, allow_empty: bool) -> tuple[str, Any]:
+        if follows_version_1():
+            raise fork_error("commit")
+        return super()._commit_target(allow_empty=allow_empty)
+
     async def flush_async(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> str:
         """A fork cannot be flushed: only the session that it is merged into writes snapshots."""
+        if follows_version_1():
+            raise fork_error("flush")
         raise SessionStateError(
             "cannot flush a forked session. Merge it into its session, and flush that session", "commit-not-allowed"
         )

@@ -23,6 +23,7 @@ from icefloe.icechunk.credentials import (
     plain_credentials,
     s3_credentials,
 )
+from icefloe.icechunk.version_1 import InMemoryStorage, follows_version_1
 from icefloe.model.config import (
     StorageConcurrencySettings,
     StorageRetriesSettings,
@@ -94,7 +95,7 @@ class Storage(engine.Storage, metaclass=_AnyStorage):
     @classmethod
     def new_in_memory(cls) -> engine.Storage:
         """Return a storage in the memory of this process."""
-        return build.in_memory_storage()
+        return in_memory_storage()
 
     @classmethod
     def new_local_filesystem(cls, path: str) -> engine.Storage:
@@ -332,7 +333,7 @@ def _azure_options(given: Any) -> dict[str, Any]:
 
 def in_memory_storage() -> engine.Storage:
     """Return a storage in the memory of this process."""
-    return build.in_memory_storage()
+    return InMemoryStorage() if follows_version_1() else build.in_memory_storage()
 
 
 def local_filesystem_storage(path: str) -> engine.Storage:

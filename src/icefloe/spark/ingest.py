@@ -470,7 +470,7 @@ def _run_sync_tasks(
     reports: list[IngestReport] = []
     description = f"syncing {len(plan.ingest.sources):,} sources ({options.mode})"
     if known:
-        write = _WriteFork(pickle.dumps(session.fork()), work)
+        write = _WriteFork(pickle.dumps(Session.fork(session)), work)
         size = sum(task.bytes for task in known)
         answers = run_tasks(spark, SparkJob(write, description, shown, size), known)
         session.merge(*(pickle.loads(fork) for fork, _ in answers))

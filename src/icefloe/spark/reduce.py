@@ -415,7 +415,7 @@ def _write(
     target = BlockTarget(group.strip("/"), plan_reduced(plan.dataset, sketch, plan.grid, chunks))
     create_target(writer, target, plan.dataset, sketch, overwrite=overwrite)
     dims = {str(name): kept_dims(array, plan.dims) for name, array in plan.dataset.data_vars.items()}
-    write = WritePosition(plan.finish, pickle.dumps(writer.fork()), target, dims)
+    write = WritePosition(plan.finish, pickle.dumps(Session.fork(writer)), target, dims)
     tree = ReductionTree(plan.work, plan.finish.reduction, write)
     written = [parts for _, parts in tree.run(spark, plan.grid, plan.dims, plan.description, progress)]
     writer.link_parts(written)

@@ -282,7 +282,7 @@ def write_with_tasks(
     spark: SparkSession, session: Session, job: WriteJob[T, R], payloads: Sequence[T]
 ) -> list[TaskOutput[R]]:
     """Run writing tasks. Their output is not referenced until `link` is called."""
-    task = _WriteTask(pickle.dumps(session.fork()), job.work, job.description)
+    task = _WriteTask(pickle.dumps(Session.fork(session)), job.work, job.description)
     plain = SparkJob(task, job.description, job.shown, job.bytes)
     return run_tasks(spark, plain, list(enumerate(payloads)))
 

@@ -249,7 +249,9 @@ def write_to_session(df: DataFrame, session: Session, options: WriteOptions) -> 
     frame = df.select(*[_quoted(name) for name in df.columns])
     fragments = frame.mapInArrow(_Split(target, routing, options.off_grid == "drop"), _FRAGMENTS)
     routed = fragments.repartitionById(routing.tasks, "task").sortWithinPartitions("block")
-    written = _run(routed.mapInArrow(_Assemble(pickle.dumps(session.fork()), target, options.duplicates), _OUTCOME))
+    written = _run(
+        routed.mapInArrow(_Assemble(pickle.dumps(Session.fork(session)), target, options.duplicates), _OUTCOME)
+    )
     session.link_parts([parts for parts, _ in written])
     cells = sum(count for _, count in written)
     return WriteOutcome(None, cells, sum(p.chunks for p, _ in written), routing.tasks, time.monotonic() - started)
@@ -484,7 +486,7 @@ class RowsWriter(DataSourceArrowWriter):
         if all(variable.made is None for variable in target.variables) and all(d.path for d in target.dimensions):
             self.target = target
             self.base = session.snapshot_id
-            self.fork = pickle.dumps(session.fork())
+            self.fork = pickle.dumps(Session.fork(session))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         fragments: list[Fragment] = []
