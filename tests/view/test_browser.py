@@ -181,6 +181,7 @@ def test_the_tree_is_walked_with_arrow_keys(show: Open) -> None:
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("#/data/model/run$"))
+    expect(page.get_by_role("heading", name="run")).to_be_visible()
     page.keyboard.press("Tab")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none"

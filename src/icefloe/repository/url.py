@@ -236,12 +236,13 @@ def open_url(
 
     Examples
     --------
-    >>> import icefloe, zarr
-    >>> repo = icefloe.Repository.create("memory://url-example/repo")
+    >>> import icefloe, uuid, zarr
+    >>> place = f"memory://{uuid.uuid4()}/repo"
+    >>> repo = icefloe.Repository.create(place)
     >>> with repo.transaction("main", message="first") as store:
     ...     zarr.create_array(store, name="t", shape=3, dtype="i4")[:] = 7
     >>> repo.create_tag("v1", repo.lookup_branch("main"))
-    >>> open_url("memory://url-example/repo|icechunk://tag.v1/t")[:].tolist()
+    >>> open_url(f"{place}|icechunk://tag.v1/t")[:].tolist()
     [7, 7, 7]
     """
     import zarr  # noqa: PLC0415 - half a second, which the other users of this module do not need

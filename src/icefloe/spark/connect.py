@@ -32,7 +32,6 @@ from pyspark.sql import SparkSession as SparkSession
 import icefloe
 from icefloe import __version__
 from icefloe.errors import InvalidInputError
-from icefloe.tables.options import DRIVER_VARIABLE
 
 OLDEST_JAVA = 17
 _ADVICE = (
@@ -183,6 +182,8 @@ def connect(
     # Otherwise workers start the first python3 on PATH, which may be another environment.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from icefloe.tables.options import DRIVER_VARIABLE  # noqa: PLC0415 - workers import this module, not the tables
+
     os.environ[DRIVER_VARIABLE] = str(os.getpid())
     builder = SparkSession.builder.master(master or os.environ.get("SPARK_MASTER", LOCAL_MASTER)).appName(app_name)
     for key, value in merge_settings(settings or {}, quick_start=quick_start).items():

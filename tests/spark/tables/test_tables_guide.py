@@ -24,7 +24,7 @@ def test_every_block_of_the_guide_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python spark\n(.*?)```", (repository_root / "docs" / "tables.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/tables.md", "exec"), names)
