@@ -546,7 +546,8 @@ class BatchedChunkPipeline(NamingPipeline):
     async def read(self, batch_info: Iterable[Item], out: NDBuffer, drop_axes: tuple[int, ...] = ()) -> Any:
         """Fill `out` from chunks. Returns for each chunk whether it exists."""
         batch = list(batch_info)
-        store, coder = self._store_of(batch, out), self._coder_of(batch)
+        store = self._store_of(batch, out)
+        coder = None if store is None else self._coder_of(batch)
         located = None
         if store is not None and coder is not None:
             located = await store.session.keyspace.locate([item[0].path for item in batch])
@@ -585,7 +586,8 @@ class BatchedChunkPipeline(NamingPipeline):
     async def write(self, batch_info: Iterable[Item], value: NDBuffer, drop_axes: tuple[int, ...] = ()) -> None:
         """Write the parts of `value` that each chunk takes."""
         batch = list(batch_info)
-        store, coder = self._store_of(batch, value), self._coder_of(batch)
+        store = self._store_of(batch, value)
+        coder = None if store is None else self._coder_of(batch)
         if store is None or coder is None:
             return await super().write(batch, value, drop_axes)
         keys = [item[0].path for item in batch]

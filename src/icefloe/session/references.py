@@ -152,7 +152,7 @@ def set_specs(
     for text in {type(text): text for text in texts}.values():
         if not isinstance(text, str):
             raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
-    codes, locations = _coded(texts, "a location")
+    codes, locations = _coded(texts, len(specs), "a location")
     refused = np.empty(0, dtype=np.int64)
     if validate_containers:
         locations, covered = state.context.containers.select_covered(locations)
@@ -216,7 +216,7 @@ def _spec_checksums(
     modified: npt.NDArray[np.uint32] | None = None
     if any(tags):
         _split_checksum(state, next(filter(None, tags)))
-        etag, etags = _coded(tags, "a checksum")
+        etag, etags = _coded(tags, len(specs), "a checksum")
         times = [None if tag else time for tag, time in zip(tags, times, strict=True)]
     if any(times):
         seconds = {time: _split_checksum(state, time)[1] or 0 for time in set(times)}
@@ -224,10 +224,10 @@ def _spec_checksums(
     return etag, etags, modified
 
 
-def _coded(texts: list[Any], name: str) -> tuple[npt.NDArray[np.int32], StringColumn]:
-    """Texts as codes and a column of the distinct ones. Null has the code -1."""
+def _coded(texts: Any, count: int, name: str) -> tuple[npt.NDArray[np.int32], StringColumn]:
+    """Texts in any columnar form as codes and a column of the distinct ones. Null has the code -1."""
     try:
-        return code_texts(texts, len(texts))
+        return code_texts(texts, count)
     except UnicodeEncodeError as error:
         raise InvalidInputError(f"{name} is not valid Unicode: {error.object!r}") from error
 
@@ -288,10 +288,7 @@ def _virtual_table(
     """Checked columns (locations, offsets, lengths) as a table, without the rows that have no location."""
     count = len(coords)
     offsets, lengths = _numbers(columns[1], count, "offsets"), _numbers(columns[2], count, "lengths")
-    try:
-        codes, texts = code_texts(columns[0], count)
-    except UnicodeEncodeError as error:
-        raise InvalidInputError(f"a location is not valid Unicode: {error.object!r}") from error
+    codes, texts = _coded(columns[0], count, "a location")
     texts = _without_empty(texts)
     missing = np.zeros(len(texts) + 1, dtype=bool)
     if texts.arrow.null_count:

@@ -179,13 +179,18 @@ def _cell_test(grid: Grid, loose: Predicate | None, zone: dt.tzinfo | None) -> C
 def _exact(grid: Grid, options: TableOptions) -> Predicate | None:
     if options.where is None:
         return None
-    predicate = parse_predicate(options.where)
+    advice = (
+        "Compare columns with constants here and use WHERE for the rest, or use icefloe.spark.table(..., where=...)"
+    )
+    return parse_exact(grid, options.where, "the option where", advice)
+
+
+def parse_exact(grid: Grid, where: str, name: str, advice: str) -> Predicate:
+    """Parse a condition that must be evaluated completely. Anything that only SQL can evaluate is refused."""
+    predicate = parse_predicate(where)
     unknown = find_unknown(predicate)
     if unknown is not None:
-        raise InvalidInputError(
-            f"the option where contains {unknown!r}, which only SQL can evaluate. Compare columns with constants here "
-            "and use WHERE for the rest, or use icefloe.spark.table(..., where=...)"
-        )
+        raise InvalidInputError(f"{name} contains {unknown!r}, which only SQL can evaluate. {advice}")
     check_columns(grid, predicate)
     check_decidable(grid.schema(), predicate)
     return predicate

@@ -18,12 +18,12 @@ from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.tables.columns import from_numpy
-from icefloe.tables.evaluate import check_decidable, exact_rows
+from icefloe.tables.evaluate import exact_rows
 from icefloe.tables.grids import Grid, session_zone
 from icefloe.tables.options import Revision, TableOptions, address_of
-from icefloe.tables.predicates import And, Positions, Predicate, columns_of, find_unknown, parse_predicate
+from icefloe.tables.predicates import And, Positions, Predicate, columns_of
 from icefloe.tables.reading import read_columns
-from icefloe.tables.scans import ScanPlan, check_columns, coordinate_at, grid_at, plan_scan
+from icefloe.tables.scans import ScanPlan, coordinate_at, grid_at, parse_exact, plan_scan
 
 if TYPE_CHECKING:
     import duckdb
@@ -107,7 +107,8 @@ def scan(
     options = TableOptions(address_of(repository), pinned, "/" + (path or "/").strip("/"), chosen)
     grid = _grid(options)
     _check_names(grid, columns or ())
-    predicate = None if where is None else _exact(grid, where)
+    advice = "Compare columns with constants here, or use icefloe.sql"
+    predicate = None if where is None else parse_exact(grid, where, "the condition", advice)
     return TableScan(options, tuple(columns or grid.schema().names), predicate, zone)
 
 
@@ -121,19 +122,6 @@ def _check_names(grid: Grid, columns: Sequence[str]) -> None:
     for name in columns:
         if name not in known:
             raise InvalidInputError(f"there is no column {name!r}{suggest(name, known)}. There are: {', '.join(known)}")
-
-
-def _exact(grid: Grid, where: str) -> Predicate:
-    predicate = parse_predicate(where)
-    unknown = find_unknown(predicate)
-    if unknown is not None:
-        raise InvalidInputError(
-            f"the condition contains {unknown!r}, which only SQL can evaluate. Compare columns with constants here, or "
-            "use icefloe.sql"
-        )
-    check_columns(grid, predicate)
-    check_decidable(grid.schema(), predicate)
-    return predicate
 
 
 @dataclass(frozen=True, slots=True)
