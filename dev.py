@@ -247,6 +247,8 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
         install_browser()
     command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-n", str(arguments.workers)]
     command += ["--dist", "loadgroup"]
+    if arguments.seed is not None:
+        command += [f"--hypothesis-seed={arguments.seed}"]
     if not arguments.thorough:
         command += ["-m", QUICK if arguments.quick else ORDINARY]
     say("pytest" + (" (quick)" if arguments.quick else " (thorough)" if arguments.thorough else ""))
@@ -275,8 +277,11 @@ def install_browser() -> None:
 
 
 def test_variables(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the variables that fix random choices, except in thorough runs."""
+    """Return the variables that fix random choices, except in thorough runs without a seed."""
     profile = "thorough" if arguments.thorough else "dev" if arguments.quick else "ci"
+    if arguments.seed is not None:
+        seed = {"ICEFLOE_SEED": str(arguments.seed), "PYTHONHASHSEED": str(arguments.seed % 2**32)}
+        return {"HYPOTHESIS_PROFILE": "thorough" if arguments.thorough else "seeded", **seed}
     variables = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", profile)}
     if not arguments.thorough:
         variables["PYTHONHASHSEED"] = os.environ.get("PYTHONHASHSEED", "0")
@@ -392,6 +397,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
             job.add_argument(
                 "--browser", action="store_true", help="install Chromium if it is missing, as root on Debian"
             )
+            job.add_argument("--seed", type=int, metavar="N", help="draw the random examples from another seed")
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")

@@ -20,7 +20,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
 
 # Machines that run tests are shared and slow at times: how long an example takes says nothing about its correctness.
-# The quick and the ordinary run try the same examples on every machine. The thorough run looks for new ones.
+# The quick and the ordinary run try the same examples on every machine. `--seed` and the thorough run try others.
 _EVERY_PROFILE: dict[str, Any] = {
     "deadline": None,
     "database": None,
@@ -29,6 +29,7 @@ _EVERY_PROFILE: dict[str, Any] = {
 }
 settings.register_profile("dev", max_examples=50, derandomize=True, **_EVERY_PROFILE)
 settings.register_profile("ci", max_examples=100, derandomize=True, **_EVERY_PROFILE)
+settings.register_profile("seeded", max_examples=100, **_EVERY_PROFILE)
 settings.register_profile("thorough", max_examples=300, **_EVERY_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 if settings().derandomize and hasattr(providers, "_get_local_constants"):

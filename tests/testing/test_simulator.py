@@ -20,6 +20,9 @@ SCHEDULES = 125
 """Schedules of one test. Four tests for each generation make the ordinary run, which takes a minute or two of two
 cores. `dev.py simulate` and the slow test run new schedules."""
 
+FIRST = 1_000_000 * int(os.environ.get("ICEFLOE_SEED", "0"))
+"""The first schedule of the ordinary run. `dev.py test --seed N` begins at another one."""
+
 
 def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
     """Run schedules in a process of its own, where sets have the same order for everybody."""
@@ -51,12 +54,12 @@ def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
 @pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_no_schedule_breaks_a_promise(generation: str, batch: int) -> None:
-    simulate(generation, batch * SCHEDULES, SCHEDULES)
+    simulate(generation, FIRST + batch * SCHEDULES, SCHEDULES)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_chunks_that_a_session_moved_are_not_lost_when_others_pack_expire_and_collect(generation: str) -> None:
-    simulate(generation, 0, 20, "--profile", "moves")
+    simulate(generation, FIRST, 20, "--profile", "moves")
 
 
 @pytest.mark.slow
