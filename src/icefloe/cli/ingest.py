@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
@@ -64,56 +64,79 @@ RepoArgument: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-ModeOption: TypeAlias = Annotated[Mode, typer.Option("--mode", help="How to store chunks.")]
-AppendDim: TypeAlias = Annotated[
-    str | None, typer.Option("--append-dim", metavar="DIM", help="Append along this dimension.")
-]
-GroupOption: TypeAlias = Annotated[
-    str,
-    typer.Option("--group", metavar="PATH", help="Group to write to.  [default: the root group]", show_default=False),
-]
-GroupPattern: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--group-pattern", metavar="REGEX", help="The first capture group in a URL is the name of a group."),
-]
-DropVariables: TypeAlias = Annotated[
-    Texts, typer.Option("--drop-variables", metavar="NAMES", help="Ignore these variables, separated by commas.")
-]
-Rename: TypeAlias = Annotated[
-    Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables, for example t=temp,p=pressure.")
-]
-ConcatDims: TypeAlias = Annotated[
-    Texts,
-    typer.Option(
-        "--concat-dims",
-        metavar="DIMS",
-        help="Concatenate along these dimensions.  [default: found from the coordinates]",
-    ),
-]
-OverlapOption: TypeAlias = Annotated[
-    Overlap, typer.Option("--overlap", help="Which file to use for cells that several files have.")
-]
-OverlapBy: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--overlap-by",
-        metavar="ORDER",
-        help="Order of overlapping files: name, time, or a regular expression with a group that orders URLs.",
-    ),
-]
-Unpack: TypeAlias = Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")]
-AllowMissing: TypeAlias = Annotated[
-    bool, typer.Option("--allow-missing", help="Accept files without some of the variables.")
-]
-Container: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--container", metavar="PREFIX", help="URL prefix of virtual chunks.  [default: the longest common prefix]"
-    ),
-]
-Format: TypeAlias = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help="Format of the sources.  [default: detected]")
-]
+
+
+@dataclass(frozen=True, slots=True)
+class CombineOptions:
+    """The option group of commands that make arrays of sources. Its fields become those of `IngestOptions`."""
+
+    mode: Annotated[Mode, typer.Option("--mode", help="How to store chunks.")] = "native"
+    append_dim: Annotated[
+        str | None, typer.Option("--append-dim", metavar="DIM", help="Append along this dimension.")
+    ] = None
+    group: Annotated[
+        str,
+        typer.Option(
+            "--group", metavar="PATH", help="Group to write to.  [default: the root group]", show_default=False
+        ),
+    ] = ""
+    group_pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--group-pattern", metavar="REGEX", help="The first capture group in a URL is the name of a group."
+        ),
+    ] = None
+    variables: Variables = None
+    drop_variables: Annotated[
+        Texts, typer.Option("--drop-variables", metavar="NAMES", help="Ignore these variables, separated by commas.")
+    ] = None
+    rename: Annotated[
+        Texts, typer.Option("--rename", metavar="OLD=NEW", help="Rename variables, for example t=temp,p=pressure.")
+    ] = None
+    concat_dims: Annotated[
+        Texts,
+        typer.Option(
+            "--concat-dims",
+            metavar="DIMS",
+            help="Concatenate along these dimensions.  [default: found from the coordinates]",
+        ),
+    ] = None
+    overlap: Annotated[
+        Overlap, typer.Option("--overlap", help="Which file to use for cells that several files have.")
+    ] = "error"
+    overlap_by: Annotated[
+        str,
+        typer.Option(
+            "--overlap-by",
+            metavar="ORDER",
+            help="Order of overlapping files: name, time, or a regular expression with a group that orders URLs.",
+        ),
+    ] = "name"
+    chunks: Chunks = None
+    unpack: Annotated[bool, typer.Option("--unpack", help="Apply scale_factor and add_offset.")] = False
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Accept files without some of the variables.")
+    ] = False
+    container_prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--container", metavar="PREFIX", help="URL prefix of virtual chunks.  [default: the longest common prefix]"
+        ),
+    ] = None
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="Format of the sources.  [default: detected]")
+    ] = None
+
+    def as_options(self) -> dict[str, Any]:
+        """The arguments of `IngestOptions`."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("variables", "drop_variables", "concat_dims"):
+            given[name] = parse_names(given[name])
+        given["rename"] = parse_pairs(self.rename, "--rename") or None
+        given["chunks"] = parse_numbers(self.chunks, "--chunks") or None
+        return without_none(given)
+
+
 SourceOptions: TypeAlias = Annotated[
     Texts,
     typer.Option("--source-option", metavar="NAME=VALUE", help="Storage option of the sources. Can be repeated."),
@@ -148,8 +171,7 @@ class LocalOutcome:
 def ingest(
     sources: SourcesArgument,
     repo: RepoArgument,
-    mode: ModeOption = "native",
-    append_dim: AppendDim = None,
+    combine: CombineOptions = CombineOptions(),
     region: Annotated[
         Texts,
         typer.Option(
@@ -160,19 +182,6 @@ def ingest(
     ] = None,
     branch: WorkBranch = "main",
     message: Message = None,
-    group: GroupOption = "",
-    group_pattern: GroupPattern = None,
-    variables: Variables = None,
-    drop: DropVariables = None,
-    rename: Rename = None,
-    concat: ConcatDims = None,
-    overlap: OverlapOption = "error",
-    overlap_by: OverlapBy = "name",
-    chunks: Chunks = None,
-    unpack: Unpack = False,
-    allow_missing: AllowMissing = False,
-    container: Container = None,
-    parser: Format = None,
     on_error: Annotated[OnError, typer.Option("--on-error", help="What to do if a file cannot be read.")] = "fail",
     skip_ingested: Annotated[
         bool, typer.Option("--skip-ingested", help="Skip sources that were ingested before.")
@@ -213,23 +222,9 @@ def ingest(
         repository = Repository.open_or_create(
             storage, authorize_virtual_chunk_access=dict.fromkeys(authorize or ()) or None
         )
-    chosen = without_none(
-        {
-            "variables": parse_names(variables),
-            "drop_variables": parse_names(drop),
-            "container_prefix": container,
-            "concat_dims": parse_names(concat),
-            "group_pattern": group_pattern,
-            "overlap": overlap,
-            "overlap_by": overlap_by,
-            "format": parser,
-            "rename": parse_pairs(rename, "--rename") or None,
-            "chunks": parse_numbers(chunks, "--chunks") or None,
-            "region": "auto" if region == ["auto"] else parse_region(region) or None,
-        }
-    )
-    chosen |= {"mode": mode, "append_dim": append_dim, "group": group, "on_error": on_error, "unpack": unpack}
-    chosen |= {"allow_missing": allow_missing, "unchecked": unchecked}
+    chosen = combine.as_options() | {"on_error": on_error, "unchecked": unchecked}
+    if region:
+        chosen["region"] = "auto" if region == ["auto"] else parse_region(region)
     common: dict[str, Any] = {"branch": branch, "message": message, "dry_run": dry_run, "skip_ingested": skip_ingested}
     common["source_options"] = parse_options(source_options or ())
     try:
@@ -345,23 +340,9 @@ def _named(failure: SourceFailure) -> str:
 def sync(
     sources: SourcesArgument,
     repo: RepoArgument,
-    mode: ModeOption = "native",
-    append_dim: AppendDim = None,
+    combine: CombineOptions = CombineOptions(),
     branch: WorkBranch = "main",
     message: Message = None,
-    group: GroupOption = "",
-    group_pattern: GroupPattern = None,
-    variables: Variables = None,
-    drop: DropVariables = None,
-    rename: Rename = None,
-    concat: ConcatDims = None,
-    overlap: OverlapOption = "error",
-    overlap_by: OverlapBy = "name",
-    chunks: Chunks = None,
-    unpack: Unpack = False,
-    allow_missing: AllowMissing = False,
-    container: Container = None,
-    parser: Format = None,
     vanished: Annotated[
         Vanished,
         typer.Option("--vanished", help="What to do with the data of files that no longer exist."),
@@ -385,21 +366,7 @@ def sync(
     icefloe sync 'files/*.nc' weather --append-dim time
     icefloe sync 'files/*.nc' weather --vanished remove --dry-run
     """
-    chosen = without_none(
-        {
-            "variables": parse_names(variables),
-            "drop_variables": parse_names(drop),
-            "container_prefix": container,
-            "concat_dims": parse_names(concat),
-            "group_pattern": group_pattern,
-            "overlap": overlap,
-            "overlap_by": overlap_by,
-            "format": parser,
-            "rename": parse_pairs(rename, "--rename") or None,
-            "chunks": parse_numbers(chunks, "--chunks") or None,
-        }
-    )
-    chosen |= {"mode": mode, "append_dim": append_dim, "group": group, "unpack": unpack, "allow_missing": allow_missing}
+    chosen = combine.as_options()
     common: dict[str, Any] = {"branch": branch, "vanished": vanished, "message": message, "rebuild": rebuild}
     common |= {"dry_run": dry_run, "source_options": parse_options(source_options or ())}
     connection = spark.session(quick_start=True) if engine == "spark" or spark.master is not None else None

@@ -3,7 +3,8 @@
 Modules
 -------
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
-- `array_plan`: The plan of one target array, and the conversion of source values to its values.
+- `array_plan`: The plan of one target array, the conversion of source values to its values, and what a sync changes
+  in it.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
 - `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.

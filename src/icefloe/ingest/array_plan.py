@@ -1,4 +1,4 @@
-"""The plan of one target array, and the conversion of source values to its values."""
+"""The plan of one target array, the conversion of source values to its values, and what a sync changes in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from icefloe.ingest.cf import (
     packing_of,
     unpack,
 )
-from icefloe.ingest.chunk_grids import grid_shape
+from icefloe.ingest.chunk_grids import Index, SourceBox, find_recipes, grid_shape
 from icefloe.ingest.members import Member
 from icefloe.ingest.placement import JoinedDimension, same_coordinates
 from icefloe.ingest.source_model import SourceVariable
@@ -317,3 +317,63 @@ def joined_values(
         values = coordinate.values.reshape(member.variables[name].shape)[first : first + block.size]
         parts.append(convert_member(values, member, name, array))
     return np.concatenate(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayChanges:
+    """What a sync does with one array. Positions are along its joined dimensions, in chunks."""
+
+    array: ArrayPlan
+    is_rewritten: bool
+    """The array is new, or what it stores cannot be kept."""
+    written: frozenset[Index]
+    moved: Mapping[Index, Index] = field(default_factory=dict)
+    """The old position by new position."""
+    cleared: frozenset[Index] = frozenset()
+    kept: int = 0
+
+    @property
+    def is_unchanged(self) -> bool:
+        return not (self.is_rewritten or self.written or self.moved or self.cleared)
+
+    @property
+    def axes(self) -> list[int]:
+        return [axis for axis, dim in enumerate(self.array.dims) if dim in self.array.joined]
+
+
+def joined_chunks(array: ArrayPlan) -> list[int]:
+    """The chunk lengths of an array along its joined dimensions."""
+    return [chunk for dim, chunk in zip(array.dims, array.chunks, strict=True) if dim in array.joined]
+
+
+def joined_grid(shape: Sequence[int], array: ArrayPlan) -> tuple[int, ...]:
+    """The number of chunks of a shape along the joined dimensions of an array."""
+    grid = grid_shape(shape, array.chunks)
+    return tuple(count for dim, count in zip(array.dims, grid, strict=True) if dim in array.joined)
+
+
+def compare_chunks(
+    array: ArrayPlan,
+    old: Sequence[SourceBox],
+    new: Sequence[SourceBox],
+    old_shape: Sequence[int],
+    dirty: frozenset[Index],
+) -> ArrayChanges:
+    """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote."""
+    chunks = joined_chunks(array)
+    before, after = find_recipes(old, chunks), find_recipes(new, chunks)
+    positions = {recipe: position for position, recipe in before.items() if position not in dirty}
+    written, moved, kept = set(), {}, 0
+    for position, recipe in after.items():
+        source = positions.get(recipe)
+        if before.get(position) == recipe and position not in dirty:
+            kept += 1
+        elif source is not None:
+            moved[position] = source
+        else:
+            written.add(position)
+    grid = joined_grid(old_shape, array)
+    had = {*before, *(p for p in dirty if all(i < n for i, n in zip(p, grid, strict=True)))}
+    now = joined_grid(array.shape, array)
+    cleared = {p for p in had - after.keys() if all(i < n for i, n in zip(p, now, strict=True))}
+    return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,15 @@ import zarr
 from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
 from icefloe.ingest.access import SourceAccess, choose_access
-from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, can_keep, changed_part
+from icefloe.ingest.array_plan import (
+    ArrayChanges,
+    ArrayPlan,
+    ValueWrite,
+    can_keep,
+    changed_part,
+    compare_chunks,
+    joined_chunks,
+)
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
     Index,
@@ -31,7 +39,6 @@ from icefloe.ingest.chunk_grids import (
     find_recipes,
     find_rows_at,
     grid_boxes,
-    grid_shape,
     move_rows,
 )
 from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
@@ -44,7 +51,6 @@ from icefloe.ingest.record import (
     CataloguedSource,
     FoundSources,
     Placement,
-    ReadSchemas,
     SourceChanges,
     StoredCatalogue,
     Vanished,
@@ -79,28 +85,6 @@ from icefloe.repository import Repository
 from icefloe.session.session import Session
 
 MOST_ATTEMPTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayChanges:
-    """What a sync does with one array. Positions are along its joined dimensions, in chunks."""
-
-    array: ArrayPlan
-    is_rewritten: bool
-    """The array is new, or what it stores cannot be kept."""
-    written: frozenset[Index]
-    moved: Mapping[Index, Index] = field(default_factory=dict)
-    """The old position by new position."""
-    cleared: frozenset[Index] = frozenset()
-    kept: int = 0
-
-    @property
-    def is_unchanged(self) -> bool:
-        return not (self.is_rewritten or self.written or self.moved or self.cleared)
-
-    @property
-    def axes(self) -> list[int]:
-        return [axis for axis, dim in enumerate(self.array.dims) if dim in self.array.joined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,42 +214,6 @@ def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: S
             first = tuple(part.first.get(dim, 0) for dim in joined) if part.first else ()
             found.append(SourceBox(source.file.url, source.version, part.fills[path], start, size, first))
     return found
-
-
-def _joined_chunks(array: ArrayPlan) -> list[int]:
-    return [chunk for dim, chunk in zip(array.dims, array.chunks, strict=True) if dim in array.joined]
-
-
-def _joined_grid(shape: Sequence[int], array: ArrayPlan) -> tuple[int, ...]:
-    grid = grid_shape(shape, array.chunks)
-    return tuple(count for dim, count in zip(array.dims, grid, strict=True) if dim in array.joined)
-
-
-def compare_chunks(
-    array: ArrayPlan,
-    old: Sequence[SourceBox],
-    new: Sequence[SourceBox],
-    old_shape: Sequence[int],
-    dirty: frozenset[Index],
-) -> ArrayChanges:
-    """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote."""
-    chunks = _joined_chunks(array)
-    before, after = find_recipes(old, chunks), find_recipes(new, chunks)
-    positions = {recipe: position for position, recipe in before.items() if position not in dirty}
-    written, moved, kept = set(), {}, 0
-    for position, recipe in after.items():
-        source = positions.get(recipe)
-        if before.get(position) == recipe and position not in dirty:
-            kept += 1
-        elif source is not None:
-            moved[position] = source
-        else:
-            written.add(position)
-    grid = _joined_grid(old_shape, array)
-    had = {*before, *(p for p in dirty if all(i < n for i, n in zip(p, grid, strict=True)))}
-    now = _joined_grid(array.shape, array)
-    cleared = {p for p in had - after.keys() if all(i < n for i, n in zip(p, now, strict=True))}
-    return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)
 
 
 # -- plan -------------------------------------------------------------------------------------------------------------
@@ -426,7 +374,7 @@ def _compare(
     array: ArrayPlan, group: str, before: Catalogue, sources: Mapping[str, CataloguedSource], archive: Archive
 ) -> ArrayChanges:
     new = _boxes(sources.values(), group, array.path, array.joined)
-    every = frozenset(find_recipes(new, _joined_chunks(array)))
+    every = frozenset(find_recipes(new, joined_chunks(array)))
     kind, joined = before.arrays.get(array.path, ("", ()))
     document = archive.documents.get(array.path)
     if (
@@ -493,7 +441,7 @@ def _plan_tasks(
     layers: dict[tuple[Any, ...], list[ArrayChanges]] = {}
     for each in changes:
         if each.written:
-            chunks = tuple(_joined_chunks(each.array))
+            chunks = tuple(joined_chunks(each.array))
             key = (each.array.kind, each.is_rewritten, each.array.joined, chunks, each.written)
             layers.setdefault(key, []).append(each)
     files = [file for file in dataset.files if file.file.url not in unreadable]
@@ -521,7 +469,7 @@ def _meets(file: PlacedFile, arrays: Sequence[ArrayPlan], written: frozenset[Ind
         lengths = dict(zip(variable.dims, variable.shape, strict=True))
         start = tuple(file.origin.get(d, 0) for d in array.dims if d in array.joined)
         size = tuple(lengths[d] for d in array.dims if d in array.joined)
-        if any(p in written for p in SourceBox("", (), "", start, size).positions(_joined_chunks(array))):
+        if any(p in written for p in SourceBox("", (), "", start, size).positions(joined_chunks(array))):
             return True
     return False
 
@@ -545,7 +493,7 @@ def _plan_copies(
         for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined):
             old.setdefault(box.url, []).append(box)
         for box in _boxes(gone, group, array.path, array.joined):
-            chunks = _joined_chunks(array)
+            chunks = joined_chunks(array)
             positions = [p for p in box.positions(chunks) if p in each.written]
             if not positions:
                 continue
@@ -646,7 +594,48 @@ def copy_cells(plan: SyncPlan, before: Session, session: Session) -> None:
             target[each.new] = source[each.old]
 
 
-RunTasks: TypeAlias = Callable[[SyncPlan, Session], Sequence[TaskResult]]
+class SyncEngine(Protocol):
+    """Where the work of a sync runs."""
+
+    def read(self, files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
+        """Read the schemas of files. Return those that cannot be read separately."""
+
+    def run(self, plan: SyncPlan, session: Session) -> Sequence[TaskResult]:
+        """Run the tasks of a plan, and write into a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """Runs a sync in this process."""
+
+    access: SourceAccess
+    format: str | None
+    progress: Callable[[TaskResult], None] | None = None
+
+    def read(self, files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
+        return read_schemas(files, self.access, self.format)
+
+    def run(self, plan: SyncPlan, session: Session) -> list[TaskResult]:
+        sink, results = SessionSink(session), []
+        arrays = plan.ingest.arrays if plan.ingest is not None else {}
+        for task in plan.tasks:
+            results.append(run_task(task, arrays, sink, access=self.access, format=self.format))
+            if self.progress is not None:
+                self.progress(results[-1])
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """The parameters of a sync that do not depend on where it runs. `sync_local` describes them."""
+
+    branch: str = "main"
+    vanished: Vanished = "keep"
+    message: str | None = None
+    containers: Sequence[VirtualChunkContainer] = ()
+    metadata: Mapping[str, Any] | None = None
+    rebuild: bool = False
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,46 +646,55 @@ class SyncJob:
     files: tuple[SourceFile, ...]
     options: IngestOptions
     access: SourceAccess
-    branch: str
-    read: ReadSchemas
-    run: RunTasks
-    vanished: Vanished = "keep"
-    message: str | None = None
-    containers: tuple[VirtualChunkContainer, ...] = ()
-    metadata: Mapping[str, Any] | None = None
-    rebuild: bool = False
-    dry_run: bool = False
+    engine: SyncEngine
+    settings: SyncSettings
     listed: int = 0
+    """When the files were listed, in seconds since 1970."""
+
+
+def sync_sources(
+    sources: Sources,
+    open_repository: Callable[[], Repository],
+    options: IngestOptions,
+    access: SourceAccess,
+    engine: SyncEngine,
+    settings: SyncSettings,
+) -> SyncResult:
+    """Sync with an engine. The repository is opened after the sources are found."""
+    options = check_options(options)
+    listed = int(time.time())
+    files = tuple(expand_sources(sources, access))
+    return run_sync(SyncJob(open_repository(), files, options, access, engine, settings, listed))
 
 
 def run_sync(job: SyncJob) -> SyncResult:
     """Sync, and repeat the work if the branch has new commits."""
-    started = time.monotonic()
+    started, settings = time.monotonic(), job.settings
     repository = with_stored_containers(job.repository)
     parsed: dict[str, SourceSchema] = {}
 
     def read(files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
-        schemas, failures = job.read([file for file in files if file.url not in parsed])
+        schemas, failures = job.engine.read([file for file in files if file.url not in parsed])
         parsed.update({schema.file.url: schema for schema in schemas})
         return [parsed[file.url] for file in files if file.url in parsed], failures
 
     for attempt in range(1, MOST_ATTEMPTS + 1):
-        archive = read_archive(repository, job.branch, job.options.group, rebuild=job.rebuild)
-        found = find_changes(job.files, archive.catalogue, job.options, job.access, job.vanished, job.listed, read)
+        archive = read_archive(repository, settings.branch, job.options.group, rebuild=settings.rebuild)
+        found = find_changes(job.files, archive.catalogue, job.options, job.access, settings.vanished, job.listed, read)
         plan = plan_sync(found, job.options, archive)
         _check_shared(plan, found, archive, job)
-        if job.dry_run or _is_done(plan, archive):
+        if settings.dry_run or _is_done(plan, archive):
             return SyncResult(plan, seconds=time.monotonic() - started)
         if plan.ingest is not None:
-            repository = store_containers(repository, plan.ingest.containers, job.containers, job.access.options)
-        session = repository.writable_session(job.branch)
+            repository = store_containers(repository, plan.ingest.containers, settings.containers, job.access.options)
+        session = repository.writable_session(settings.branch)
         if session.snapshot_id != archive.session.snapshot_id:
             continue
         begin_sync(plan, session)
-        results = tuple(job.run(plan, session))
+        results = tuple(job.engine.run(plan, session))
         copy_cells(plan, archive.session, session)
         metadata = _metadata(job, repository, plan, found, archive)
-        message = job.message or f"Sync {len(found.sources):,} sources: {plan.sources}"
+        message = settings.message or f"Sync {len(found.sources):,} sources: {plan.sources}"
         try:
             snapshot_id = session.commit(message, metadata, allow_empty=True)
         except ConflictError:
@@ -705,7 +703,7 @@ def run_sync(job: SyncJob) -> SyncResult:
             continue
         return SyncResult(plan, str(snapshot_id), results, attempt, time.monotonic() - started)
     raise ConflictError(
-        message=f"branch {job.branch} got a new commit during each of {MOST_ATTEMPTS} attempts. Run the sync again"
+        message=f"branch {settings.branch} got a new commit during each of {MOST_ATTEMPTS} attempts. Run the sync again"
     )
 
 
@@ -753,7 +751,7 @@ def _metadata(
         files = [file for file in job.files if file.url in changed]
         entry = keep_record(repository, base, ingest_metadata(plan.ingest, files, **facts))
     catalogue = write_catalogue(repository, base.metadata, job.options.group, archive.stored, plan.catalogue)
-    return {**entry, **catalogue, **(job.metadata or {})}
+    return {**entry, **catalogue, **(job.settings.metadata or {})}
 
 
 def sync_local(
@@ -838,36 +836,10 @@ def sync_local(
     array([19.5, 20.5])
     """
     access = choose_access(access, source_options)
-    options = check_options(options or IngestOptions())
-    listed = int(time.time())
-    files = tuple(expand_sources(sources, access))
-
-    def run(plan: SyncPlan, session: Session) -> list[TaskResult]:
-        assert plan.ingest is not None or not plan.tasks
-        sink, results = SessionSink(session), []
-        for task in plan.tasks:
-            results.append(run_task(task, plan.ingest.arrays, sink, access=access, format=options.format))  # type: ignore[union-attr]
-            if progress is not None:
-                progress(results[-1])
-        return results
-
-    job = SyncJob(
-        repository,
-        files,
-        options,
-        access,
-        branch,
-        lambda found: read_schemas(found, access, options.format),
-        run,
-        vanished,
-        message,
-        tuple(containers),
-        metadata,
-        rebuild,
-        dry_run,
-        listed,
-    )
-    return run_sync(job)
+    options = options or IngestOptions()
+    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run)
+    engine = LocalEngine(access, options.format, progress)
+    return sync_sources(sources, lambda: repository, options, access, engine, settings)
 
 
 def check_options(options: IngestOptions) -> IngestOptions:

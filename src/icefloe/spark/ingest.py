@@ -21,7 +21,7 @@ from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
-from icefloe.ingest.sync import SyncJob, SyncPlan, SyncResult, check_options, run_sync
+from icefloe.ingest.sync import SyncPlan, SyncResult, SyncSettings, sync_sources
 from icefloe.ingest.tasks import IngestTask, TaskResult
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
@@ -408,47 +408,35 @@ def sync(
     >>> print(result.sources)  # doctest: +SKIP
     1 added, 1 replaced, 3,650 unchanged
     """
-    options = check_options(
-        _options(
-            {
-                "mode": mode,
-                "append_dim": append_dim,
-                "group": group,
-                "chunks": dict(chunks or {}),
-                "variables": tuple(variables) if variables is not None else None,
-            },
-            more,
-        )
-    )
+    given = {"mode": mode, "append_dim": append_dim, "group": group, "chunks": dict(chunks or {})}
+    options = _options({**given, "variables": tuple(variables) if variables is not None else None}, more)
     if "task_bytes" not in more:
         options = replace(options, task_bytes=min(options.task_bytes, _SYNC_TASK_BYTES))
     access = choose_access(access, source_options)
-    listed = int(time.time())
-    files = tuple(expand_sources(list_sources(sources), access))
-    repository = _repository(repo, repo_options, create=not dry_run)
-    if repository is None:
-        repository = Repository.create(in_memory_storage())  # a dry run without a repository: everything is new
+    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run)
 
-    def run(plan: SyncPlan, session: Session) -> list[TaskResult]:
-        return _run_sync_tasks(spark, plan, session, access, progress)
+    def opened() -> Repository:
+        # A dry run without a repository: everything is new.
+        return _repository(repo, repo_options, create=not dry_run) or Repository.create(in_memory_storage())
 
-    job = SyncJob(
-        repository,
-        files,
-        options,
-        access,
-        branch,
-        lambda found: fetch_schemas(spark, found, access, options.format, progress),
-        run,
-        vanished,
-        message,
-        tuple(containers),
-        metadata,
-        rebuild,
-        dry_run,
-        listed,
-    )
-    return run_sync(job)
+    engine = SparkEngine(spark, access, options.format, progress)
+    return sync_sources(list_sources(sources), opened, options, access, engine, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkEngine:
+    """Runs a sync with Spark tasks."""
+
+    spark: SparkSession
+    access: SourceAccess
+    format: str | None
+    shown: bool | None = None
+
+    def read(self, files: Sequence[SourceFile]) -> Schemas:
+        return fetch_schemas(self.spark, files, self.access, self.format, self.shown)
+
+    def run(self, plan: SyncPlan, session: Session) -> list[TaskResult]:
+        return _run_sync_tasks(self.spark, plan, session, self.access, self.shown)
 
 
 def _run_sync_tasks(
