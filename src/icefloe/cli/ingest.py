@@ -101,6 +101,14 @@ class CombineOptions:
             help="Concatenate along these dimensions.  [default: found from the coordinates]",
         ),
     ] = None
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--pattern",
+            metavar="PATTERN",
+            help="Coordinates in the names of files, for example 't2m_{time:%Y%m%d}.nc' or '{member:d}/{step:d}h.nc'.",
+        ),
+    ] = None
     overlap: Annotated[
         Overlap, typer.Option("--overlap", help="Which file to use for cells that several files have.")
     ] = "error"

@@ -14,8 +14,7 @@ Modules
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
 - `record`: What a repository stores about its sources: ingested files, catalogues of synced groups, containers.
 - `source_model`: The content of a source file as values, and the report of the differences between files.
-- `sources`: The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source
-  files.
+- `sources`: The options of an ingest, the files that sources stand for, and the coordinates in their names.
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
 - `target_arrays`: The arrays of the target: shape, chunks and type for all files and for the arrays of the
   repository.

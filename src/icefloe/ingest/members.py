@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from icefloe.errors import IcefloeError, InvalidInputError, suggest
 from icefloe.ingest.cf import find_time_units, is_time_units, keeps_values, packing_of
@@ -23,7 +25,7 @@ from icefloe.ingest.source_model import (
     named_by,
     summarise_coordinate,
 )
-from icefloe.ingest.sources import IngestOptions
+from icefloe.ingest.sources import IngestOptions, NamedValues, name_values
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 
@@ -80,6 +82,7 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
     _check_names([schema for _, schema in schemas], options)
     datasets: dict[str, list[Member]] = {}
     shared: dict[tuple[int, ...], tuple[Any, dict[str, SourceVariable]]] = {}
+    extended: dict[tuple[int, ...], dict[str, SourceVariable]] = {}
     for order, schema in schemas:
         below = target_group(schema.file, options)
         for group in _groups(schema):
@@ -92,12 +95,18 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
             if key not in shared:
                 shared[key] = (chosen, _inherit_units(_renamed(schema.file, chosen, options.rename)))
             renamed = shared[key][1]
+            coordinates = _coordinates(schema, group, renamed, options.rename)
+            if options.pattern is not None and chosen:
+                named = _named_coordinates(schema.file, renamed, options.pattern)
+                added = {name: variable for name, (variable, _) in named.items()}
+                renamed = extended.setdefault((id(renamed), *map(id, added.values())), {**added, **renamed})
+                coordinates |= {name: coordinate for name, (_, coordinate) in named.items()}
             member = Member(
                 schema.file,
                 schema.format,
                 order,
                 renamed,
-                _coordinates(schema, group, renamed, options.rename),
+                coordinates,
                 schema.groups.get(group, {}),
                 {
                     options.rename.get(name, name): digest
@@ -108,6 +117,41 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
             )
             datasets.setdefault(join_path(below, group), []).append(member)
     return datasets
+
+
+def _named_coordinates(
+    file: SourceFile, variables: Mapping[str, SourceVariable], pattern: str | NamedValues
+) -> dict[str, tuple[SourceVariable, Coordinate]]:
+    """The coordinates that the name of a file gives. The file must not have others."""
+    sizes = {d: n for v in variables.values() for d, n in zip(v.dims, v.shape, strict=True)}
+    found: dict[str, tuple[SourceVariable, Coordinate]] = {}
+    for dim, value in name_values(file.url, pattern).items():
+        if dim in variables or sizes.get(dim, 1) != 1:
+            own = f"a variable {dim!r}" if dim in variables else f"{sizes[dim]} cells along {dim!r}"
+            raise InvalidInputError(
+                f"{file.url} has {own} of its own, and its name gives a coordinate {dim!r} too. Leave it out of the "
+                "pattern, or leave the variable out (drop_variables)",
+                url=file.url,
+                dim=dim,
+            )
+        is_text = isinstance(value.value, str)
+        values: npt.NDArray[Any] = np.array([value.value], dtype=object if is_text else None)
+        dtype = "string" if is_text else values.dtype.newbyteorder("<").str
+        variable = _named_variable(dim, dtype, value.units, dim in sizes)
+        found[dim] = (variable, summarise_coordinate(values))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _named_variable(dim: str, dtype: str, units: str | None, has_dim: bool) -> SourceVariable:
+    """The variable of a coordinate that names of files give. Similar files share one."""
+    attributes = {} if units is None else {"units": units}
+    if units is not None and " since " in units:
+        attributes["calendar"] = "proleptic_gregorian"
+    shape = (1,) if has_dim else ()
+    dims = (dim,) if has_dim else ()
+    reason = "its value is in the name of the file"
+    return SourceVariable(dim, dims, shape, dtype, shape, attributes, layout="named", not_virtual=reason)
 
 
 def target_group(file: SourceFile, options: IngestOptions) -> str:
@@ -143,6 +187,8 @@ def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> Non
             near = suggest(name, present | dims)
             raise InvalidInputError(f"no source has a variable or dimension {name!r} to rename{near}")
     renamed = {options.rename.get(d, d) for d in dims}
+    if options.pattern is not None and options.chunks and schemas:
+        renamed |= name_values(schemas[0].file.url, options.pattern).keys()
     for name in options.chunks:
         if name not in renamed | {options.append_dim, *(options.concat_dims or ())}:
             raise InvalidInputError(f"chunks: no source has a dimension {name!r}{suggest(name, renamed)}")

@@ -228,12 +228,14 @@ class JoinedDimension:
         return np.concatenate(known) if known and len(known) == len(self.filled) else None
 
 
-def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The dimensions along which the members differ."""
+def find_joined_dims(
+    members: Sequence[Member], asked: Sequence[str] | None, *, named: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The dimensions along which the members differ. Their names give the first ones (`named`)."""
     if asked is not None:
         return tuple(asked)
     if len(members) == 1:
-        return ()
+        return tuple(named)
     seen: dict[str, set[Any]] = {}
     for member in members:
         for dim, size in member.sizes().items():
@@ -242,7 +244,7 @@ def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> 
             units = member.variables[dim].attributes.get("units") if dim in member.variables else None
             label = units if is_time_units(units) else None
             seen.setdefault(dim, set()).add((size, coordinate.digest if coordinate else None, label))
-    varying = [dim for dim, kinds in seen.items() if len(kinds) > 1]
+    varying = [dim for dim, kinds in seen.items() if len(kinds) > 1 and dim not in named]
     if varying:
         unknown = [d for d in varying if all(d not in m.coordinates for m in members)]
         if unknown and len(unknown) == len(varying):
@@ -250,7 +252,9 @@ def find_joined_dims(members: Sequence[Member], asked: Sequence[str] | None) -> 
                 f"the files differ along {', '.join(unknown)}, which has no coordinate to order them by. To join the "
                 "files in the order of their names, pass the dimension in concat_dims"
             )
-        return tuple(d for d in varying if d not in unknown)
+        return (*named, *(d for d in varying if d not in unknown))
+    if named:
+        return tuple(named)
     scalars: dict[str, set[str]] = {}
     for member in members:
         for name, variable in member.variables.items():
@@ -284,7 +288,7 @@ def _stacked(variable: SourceVariable, dim: str) -> SourceVariable:
         dims=(dim, *variable.dims),
         shape=(1, *variable.shape),
         chunks=(1, *variable.chunks),
-        is_stacked=True,
+        stacked=variable.stacked + 1,
         not_virtual=variable.not_virtual or reason,
     )
 

@@ -92,7 +92,8 @@ def plan_dataset(
     asked = _asked_dims(options, members)
     names = find_joined_dims(members, asked)
     _check_dimensions(group, members, names, options, existing)
-    for name in names:
+    # The last one is stacked first, so that the dimensions are in the order of their names.
+    for name in reversed(names):
         if all(name not in m.sizes() for m in members):
             members = [stack_member(m, name) for m in members]
     absent = [name for name in names if all(name not in m.sizes() for m in members)]
@@ -244,18 +245,20 @@ def _lacked(
 
 
 def _asked_dims(options: IngestOptions, members: Sequence[Member]) -> tuple[str, ...] | None:
+    named = [name for name, variable in members[0].variables.items() if variable.layout == "named"]
     if options.concat_dims is not None:
-        extra = () if options.append_dim in (None, *options.concat_dims) else (str(options.append_dim),)
-        return (*options.concat_dims, *extra)
-    found = find_joined_dims(members, None) if len(members) > 1 else ()
+        asked = [*(name for name in named if name not in options.concat_dims), *options.concat_dims]
+        extra = () if options.append_dim in (None, *asked) else (str(options.append_dim),)
+        return (*asked, *extra)
+    found = find_joined_dims(members, None, named=named)
     wanted: list[str] = list(found)
     if options.append_dim is not None and options.append_dim not in wanted:
         wanted.append(options.append_dim)
     if options.region is not None:
-        named = () if options.region == "auto" else options.region
+        given = () if options.region == "auto" else options.region
         sizes = {d for m in members for d in m.sizes()}
         with_coordinate = [d for d in sizes if any(d in m.coordinates for m in members)]
-        wanted += [d for d in (named or sorted(with_coordinate)) if d not in wanted]
+        wanted += [d for d in (given or sorted(with_coordinate)) if d not in wanted]
     return tuple(wanted) if wanted else None
 
 

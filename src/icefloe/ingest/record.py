@@ -617,7 +617,7 @@ def _encode_variable(variable: SourceVariable) -> list[Any]:
         variable.codecs,
         variable.layout,
         variable.not_virtual,
-        variable.is_stacked,
+        variable.stacked,
         variable.decoded_dtype,
     ]
 
@@ -674,7 +674,7 @@ class _Shared:
 
 
 def _decode_variable(entry: Sequence[Any]) -> SourceVariable:
-    path, dims, shape, dtype, chunks, attributes, fill, codecs, layout, reason, is_stacked, decoded = entry
+    path, dims, shape, dtype, chunks, attributes, fill, codecs, layout, reason, stacked, decoded = entry
     return SourceVariable(
         path,
         tuple(dims),
@@ -686,7 +686,7 @@ def _decode_variable(entry: Sequence[Any]) -> SourceVariable:
         tuple(codecs),
         layout,
         reason,
-        is_stacked,
+        int(stacked),
         decoded,
     )
 

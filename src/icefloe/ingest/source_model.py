@@ -17,8 +17,11 @@ from icefloe.display.card import format_count
 from icefloe.errors import InvalidInputError, printable
 from icefloe.model.chunk_table import ChunkTable
 
-Layout: TypeAlias = Literal["chunked", "contiguous", "records", "opaque"]
-"""The layout of a variable's bytes in its file. `opaque` variables can only be read by value."""
+Layout: TypeAlias = Literal["chunked", "contiguous", "records", "opaque", "named"]
+"""The layout of a variable's bytes in its file. `opaque` variables can only be read by value.
+
+A `named` variable is not in the file. The name of the file, or a function, gives its value.
+"""
 
 KEPT_COORDINATE_CELLS = 1 << 16
 """Longer coordinates are only summarised in the schema. They are read again when they are written."""
@@ -138,8 +141,8 @@ class SourceVariable:
         How the bytes are arranged in the file. `opaque` variables can only be read by value.
     not_virtual
         Why the bytes cannot be referenced. None if they can.
-    is_stacked
-        The first dimension, of length one, is not in the file. Files are stacked along it.
+    stacked
+        The number of first dimensions, of length one, that are not in the file. Files are stacked along them.
     decoded_dtype
         The type to which xarray decodes packed or missing numbers. None if the attributes define it.
     has_missing_text
@@ -168,8 +171,8 @@ class SourceVariable:
     layout: Layout = "chunked"
     not_virtual: str | None = None
     """Why its bytes cannot be referenced. None if they can."""
-    is_stacked: bool = False
-    """The first dimension, of length one, is not in the file. Files are stacked along it."""
+    stacked: int = 0
+    """The number of first dimensions, of length one, that are not in the file. Files are stacked along them."""
     decoded_dtype: str | None = None
     """The type to which xarray decodes packed or missing numbers. None if the attributes define it."""
     has_missing_text: bool = False
@@ -222,7 +225,7 @@ class SourceVariable:
         )
 
     def in_file(self) -> SourceVariable:
-        """Return the variable as it is in the file, without the dimension along which files are stacked.
+        """Return the variable as it is in the file, without the dimensions along which files are stacked.
 
         Returns
         -------
@@ -231,13 +234,14 @@ class SourceVariable:
 
         Examples
         --------
-        >>> stacked = SourceVariable("/t", ("time", "x"), (1, 4), "<f4", (1, 4), is_stacked=True)
+        >>> stacked = SourceVariable("/t", ("time", "x"), (1, 4), "<f4", (1, 4), stacked=1)
         >>> stacked.in_file().dims
         ('x',)
         """
-        if not self.is_stacked:
+        if not self.stacked:
             return self
-        return replace(self, dims=self.dims[1:], shape=self.shape[1:], chunks=self.chunks[1:], is_stacked=False)
+        n = self.stacked
+        return replace(self, dims=self.dims[n:], shape=self.shape[n:], chunks=self.chunks[n:], stacked=0)
 
 
 @dataclass(frozen=True, slots=True)

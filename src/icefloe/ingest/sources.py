@@ -1,16 +1,20 @@
-"""The options of an ingest, and the expansion of paths, globs, directories, URLs and lists into source files."""
+"""The options of an ingest, the files that sources stand for, and the coordinates in their names."""
 
 from __future__ import annotations
 
+import datetime as dt
 import fnmatch
 import glob
 import os
 import re
+import string
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -22,6 +26,7 @@ Mode: TypeAlias = Literal["native", "virtual", "mixed"]
 OnError: TypeAlias = Literal["fail", "skip"]
 AppendOrder: TypeAlias = Literal["after", "any"]
 Overlap: TypeAlias = Literal["error", "first", "last"]
+NamedValues: TypeAlias = Callable[[str], Mapping[str, Any]]
 Region: TypeAlias = "Mapping[str, tuple[int, int] | slice] | Literal['auto']"
 
 
@@ -85,6 +90,11 @@ class IngestOptions:
     overlap_by
         The order of files that overlap: by `name`, by modification `time`, by the first group of a regular expression
         that is searched in the URL, or by a function of the URL. Equal ones are ordered by name.
+    pattern
+        Coordinates in the names of files: a pattern of the last parts of each URL, or a function that returns values by
+        dimension for a URL. Files are stacked along these dimensions. `t2m_{time:%Y%m%d}.nc` has times,
+        `{member:d}/*_{step:d}h.nc` has whole numbers, `{model}.nc` has texts. `{x:f}` is a number, `{year:4d}` has four
+        digits, `*` is any text without a slash.
 
     Examples
     --------
@@ -117,6 +127,7 @@ class IngestOptions:
     format: str | None = None
     overlap: Overlap = "error"
     overlap_by: str | Callable[[str], Any] = "name"
+    pattern: str | NamedValues | None = None
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
@@ -140,6 +151,8 @@ class IngestOptions:
                 raise InvalidInputError(f"{dtype!r} (for {name}) is not a data type") from error
         if self.group_pattern is not None:
             _check_pattern("group pattern", self.group_pattern, "the name of the group")
+        if isinstance(self.pattern, str):
+            parse_name_pattern(self.pattern)
         if isinstance(self.overlap_by, str) and self.overlap_by not in ("name", "time"):
             _check_pattern("pattern overlap_by", self.overlap_by, "the order of files (or use `name` or `time`)")
 
@@ -339,3 +352,159 @@ def _is_folder(url: str) -> bool:
 
 def _is_source(path: Path) -> bool:
     return path.is_file() or path.is_symlink() or any((path / mark).exists() for mark in STORE_MARKS)
+
+
+# -- coordinates in names ---------------------------------------------------------------------------------------------
+
+_DIRECTIVES = {
+    "Y": r"\d{4}",
+    "y": r"\d{2}",
+    "m": r"\d{2}",
+    "d": r"\d{2}",
+    "j": r"\d{3}",
+    "H": r"\d{2}",
+    "M": r"\d{2}",
+    "S": r"\d{2}",
+    "f": r"\d{1,6}",
+    "b": "[^/\\W\\d_]+",
+    "B": "[^/\\W\\d_]+",
+}
+"""What the directives of `datetime.strptime` match. Those that depend on a week or a zone are not supported."""
+_TIME_UNITS = (("f", "microseconds"), ("S", "seconds"), ("M", "minutes"), ("H", "hours"))
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedValue:
+    """The coordinate of a file along a dimension that its name or a function gives."""
+
+    value: int | float | str
+    units: str | None = None
+    """CF units, if it is a time or a duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A pattern such as `t2m_{time:%Y%m%d}.nc`, as a regular expression with a group for every value.
+
+    `groups` has the dimension of each group, and its kind: `d`, `f`, `s`, or a directive of `strptime`.
+    """
+
+    text: str
+    expression: re.Pattern[str]
+    groups: tuple[tuple[str, str], ...]
+
+    def values(self, url: str) -> dict[str, NamedValue]:
+        """Return the values in the name of a file, by dimension."""
+        match = self.expression.search(unquote(url).rstrip("/"))
+        if match is None:
+            raise InvalidInputError(f"{url} does not match the pattern {self.text!r}", url=url, pattern=self.text)
+        found: dict[str, dict[str, str]] = {}
+        for (dim, kind), text in zip(self.groups, match.groups(), strict=True):
+            parts = found.setdefault(dim, {})
+            if parts.setdefault(kind, text) != text:
+                raise InvalidInputError(
+                    f"{url} has two values of {dim} by the pattern {self.text!r}: {parts[kind]} and {text}",
+                    url=url,
+                    pattern=self.text,
+                )
+        return {dim: self._value(url, dim, parts) for dim, parts in found.items()}
+
+    def _value(self, url: str, dim: str, parts: Mapping[str, str]) -> NamedValue:
+        kind, text = next(iter(parts.items()))
+        if not kind.startswith("%"):
+            return NamedValue({"d": int, "f": float, "s": str}[kind](text))
+        try:
+            time = dt.datetime.strptime(f"{' '.join(parts.values())} +0000", f"{' '.join(parts)} %z")
+        except ValueError as error:
+            raise InvalidInputError(
+                f"{url} has no time {dim} by the pattern {self.text!r}: {error}", url=url, pattern=self.text
+            ) from error
+        unit = next((unit for letter, unit in _TIME_UNITS if f"%{letter}" in parts), "days")
+        return NamedValue((time - _EPOCH) // dt.timedelta(**{unit: 1}), f"{unit} since 1970-01-01")
+
+
+@lru_cache(maxsize=64)
+def parse_name_pattern(text: str) -> NamePattern:
+    """Parse a pattern of names.
+
+    Raises
+    ------
+    InvalidInputError
+        The pattern has no dimension, or a kind of value that does not exist.
+    """
+
+    def wrong(reason: str) -> InvalidInputError:
+        return InvalidInputError(f"the pattern {text!r} is wrong: {reason}", pattern=text)
+
+    try:
+        fields = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise wrong(str(error)) from error
+    expression: list[str] = []
+    groups: list[tuple[str, str]] = []
+    for literal, name, spec, conversion in fields:
+        expression += ["[^/]*" if piece == "*" else re.escape(piece) for piece in re.split(r"(\*)", literal)]
+        if name is None:
+            continue
+        if not name.isidentifier() or conversion:
+            raise wrong(f"{name!r} is not the name of a dimension. Use * for text that does not matter")
+        parts = list(_name_parts(spec or "s", wrong))
+        expression += [part if kind is None else f"({part})" for kind, part in parts]
+        kinds = [kind for kind, _ in parts if kind is not None]
+        groups += [(name, kind) for kind in kinds]
+        if len({kind.startswith("%") or kind for dim, kind in groups if dim == name}) > 1:
+            raise wrong(f"{name} is of several kinds")
+    if not groups:
+        raise wrong("it has no dimension such as {time:%Y%m%d}")
+    return NamePattern(text, re.compile(f"(?:^|/){''.join(expression)}$"), tuple(groups))
+
+
+def _name_parts(spec: str, wrong: Callable[[str], InvalidInputError]) -> Iterator[tuple[str | None, str]]:
+    """Yield the kinds and regular expressions of a field. Text between directives of a time has no kind."""
+    if "%" in spec:
+        for piece in re.split("(%.)", spec):
+            if not piece.startswith("%") or piece == "%%":
+                yield None, re.escape(piece.replace("%%", "%"))
+            elif piece[1:] in _DIRECTIVES:
+                yield piece, _DIRECTIVES[piece[1:]]
+            else:
+                raise wrong(f"{piece} is not one of {', '.join(f'%{each}' for each in _DIRECTIVES)}")
+        return
+    match = re.fullmatch(r"0?(\d*)([dfs])", spec)
+    if match is None or (match[1] and match[2] != "d"):
+        raise wrong(f"{spec!r} is not a kind of value. Use d, 4d, f, s, or directives of strptime such as %Y%m%d")
+    if match[2] == "d":
+        yield "d", rf"\d{{{match[1]}}}" if match[1] else r"[-+]?\d+"
+    else:
+        yield match[2], r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?" if match[2] == "f" else "[^/]+?"
+
+
+def name_values(url: str, pattern: str | NamedValues) -> dict[str, NamedValue]:
+    """Return the coordinates of a file that its name or a function gives, by dimension."""
+    if isinstance(pattern, str):
+        return parse_name_pattern(pattern).values(url)
+    found = pattern(url)
+    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
+        raise InvalidInputError(f"the function of names returned {found!r} for {url}, expected values by dimension")
+    return {dim: _named_value(value, dim, url) for dim, value in found.items()}
+
+
+def _named_value(value: Any, dim: str, url: str) -> NamedValue:
+    """Return a value of a function as a number or a text, and the units of times and durations."""
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        value = value.astimezone(dt.UTC).replace(tzinfo=None)
+    if isinstance(value, dt.date | dt.timedelta):
+        value = np.datetime64(value, "us") if isinstance(value, dt.date) else np.timedelta64(value)
+    if isinstance(value, np.generic) and value.dtype.kind in "mM" and not np.isnat(value):
+        for code, unit in (("s", "seconds"), ("us", "microseconds"), ("ns", "nanoseconds")):
+            rounded = value.astype(f"{value.dtype.kind}8[{code}]")
+            if rounded == value:
+                units = f"{unit} since 1970-01-01" if value.dtype.kind == "M" else unit
+                return NamedValue(int(rounded.astype(np.int64)), units)
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, int | float | str) and not isinstance(plain, bool) and plain == plain:
+        return NamedValue(plain)
+    raise InvalidInputError(
+        f"the function of names returned {value!r} as {dim} of {url}, expected a number, a text or a time", url=url
+    )

@@ -532,13 +532,14 @@ def _read(piece: _Piece, array: ArrayPlan, files: _OpenFiles) -> npt.NDArray[Any
 
 
 def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
-    """Read the stored values of a region of a variable, with the stacked dimension."""
+    """Read the stored values of a region of a variable, with the dimensions along which files are stacked."""
     if variable.whole is not None:
         moved = zip(region, variable.first, strict=True)
         region = tuple(slice(part.start + first, part.stop + first) for part, first in moved)
         return read_values(source, variable.whole, region)
-    if variable.is_stacked:
-        return source.values(variable.in_file(), region[1:])[np.newaxis]
+    if variable.stacked:
+        values = np.asarray(source.values(variable.in_file(), region[variable.stacked :]))
+        return values[(np.newaxis,) * variable.stacked]
     return source.values(variable, region)
 
 
@@ -682,7 +683,7 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         # A chunk that the file does not store replaces an existing chunk of the array.
         if not array.is_new or not _same_fill(variable, array):
             by_value = np.concatenate([by_value, _absent_chunks(fitted.in_file(), table, by_value)])
-        if variable.is_stacked:
+        for _ in range(variable.stacked):
             table, by_value = expand_table(table), np.insert(by_value, 0, 0, axis=1)
         origin = [placed.origin.get(d, 0) if d in array.joined else 0 for d in array.dims]
         tables.append(shift_table(table, [o // c for o, c in zip(origin, array.chunks, strict=True)]))
