@@ -31,7 +31,7 @@ import icefloe
 from icefloe import SpecVersion
 from icefloe.formats.contract import get_format
 from icefloe.ids import NODE_ID_BYTES, new_object_id
-from icefloe.manifests.columns import table_from_columns
+from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import Manifest
 

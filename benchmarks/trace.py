@@ -129,9 +129,9 @@ def prepare_ingest(folder: Path) -> Callable[[], object]:
 
 def prepare_scan(folder: Path) -> Callable[[], object]:
     """Scan an array as a table without Spark."""
-    from icefloe.tables.options import normalise_options, parse_options
     from icefloe.tables.reading import scan_batches
     from icefloe.tables.scans import plan_scan
+    from icefloe.tables.table_options import normalise_options, parse_options
 
     prepare_commit(folder)()
 

@@ -12,12 +12,12 @@ import pytest
 import zstandard
 
 from icefloe.errors import FormatError
+from icefloe.formats.flatbuf.decode import Body, root_table
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.flatbuf.files import decode_transaction_log_body, encode_transaction_log_body
 from icefloe.formats.flatbuf.flexbuffers import Kind, decode_flexible, encode_flexible
 from icefloe.formats.flatbuf.manifest import FlatManifest, decode_manifest_body, encode_manifest_body
-from icefloe.formats.flatbuf.reader import Body, root_table
 from icefloe.formats.flatbuf.snapshot import FlatNodes, NodeColumns, decode_snapshot_body, encode_snapshot_body
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.header import FileType, compress, encode_header
 from icefloe.formats.icechunk2 import FORMAT
 from icefloe.formats.icechunk2.repo_file import (

@@ -13,10 +13,11 @@ from tests.formats.test_flat_fuzz import compressed_manifest_body, repo_body
 
 from icefloe.errors import FormatError
 from icefloe.formats.contract import Format
+from icefloe.formats.flatbuf.decode import Body, root, root_table
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.flatbuf.files import open_body, seal_body
 from icefloe.formats.flatbuf.flexbuffers import read_few_items, read_items
 from icefloe.formats.flatbuf.manifest import FlatManifest
-from icefloe.formats.flatbuf.reader import Body, root, root_table
 from icefloe.formats.flatbuf.snapshot import (
     FEW_NODES,
     FlatNodes,
@@ -25,13 +26,12 @@ from icefloe.formats.flatbuf.snapshot import (
     encode_snapshot_body,
     read_few_nodes,
 )
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.header import FileType
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
 from icefloe.formats.icechunk2.repo_file import RepoInfo, encode_repo, read_repo_head
 from icefloe.ids import NODE_ID_BYTES, new_object_id
-from icefloe.manifests.columns import table_from_columns
+from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, ManifestRef, Snapshot

@@ -22,7 +22,7 @@ from tests.ingest.messy_archives import MessyArchive, MessyFile, MessyVariable, 
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 
 

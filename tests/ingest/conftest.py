@@ -15,7 +15,7 @@ from icefloe.ingest.parsers.registry import decode_references, open_source, pars
 from icefloe.ingest.plan import IngestPlan, plan_ingest
 from icefloe.ingest.source_model import SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, expand_sources
-from icefloe.ingest.tasks import run_task
+from icefloe.ingest.write_tasks import run_task
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from tests.ingest.memory_sink import MemorySink
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers.registry import parse_schema, try_schema
 from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, plan_ingest
 from icefloe.ingest.source_model import SourceFailure
 from icefloe.ingest.sources import IngestOptions, expand_sources
-from icefloe.ingest.tasks import plan_pieces, run_task
+from icefloe.ingest.write_tasks import plan_pieces, run_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -28,7 +28,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, ObjectNotFoundError
 from icefloe.grib_codec import GribCodec
 from icefloe.ingest.access import SourceAccess, normalise_url
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers.grib_index import without_data
 from icefloe.ingest.parsers.registry import parse_schema
 from icefloe.ingest.sources import IngestOptions

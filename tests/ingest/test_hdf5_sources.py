@@ -15,7 +15,7 @@ import zarr
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, UnknownFormatError
 from icefloe.ingest.access import normalise_url
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source, try_schema
 from icefloe.ingest.source_model import SourceFailure, SourceFile
 from icefloe.ingest.sources import IngestOptions

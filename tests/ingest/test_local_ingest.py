@@ -16,12 +16,12 @@ from icefloe import Repository, in_memory_storage
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, normalise_url
-from icefloe.ingest.local import SessionSink, ingest_local
+from icefloe.ingest.local_ingest import SessionSink, ingest_local
 from icefloe.ingest.parsers.registry import open_source
 from icefloe.ingest.plan import PlanView
 from icefloe.ingest.record import METADATA_KEY, explain_authorisation
 from icefloe.ingest.sources import IngestOptions
-from icefloe.ingest.tasks import run_task
+from icefloe.ingest.write_tasks import run_task
 from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")

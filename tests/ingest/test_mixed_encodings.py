@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from icefloe import Repository
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.model.chunk_table import ChunkKind
 

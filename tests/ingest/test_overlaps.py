@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.sync import sync_local
 

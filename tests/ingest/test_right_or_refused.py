@@ -14,7 +14,7 @@ import zarr
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import IngestResult, ingest_local
+from icefloe.ingest.local_ingest import IngestResult, ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.tables.columns import coding_of
 

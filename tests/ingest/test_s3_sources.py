@@ -12,7 +12,7 @@ import xarray as xr
 from icefloe import Repository, RepositoryConfig, VirtualChunkContainer, s3_credentials, s3_storage, s3_store
 from icefloe.blocking import run_blocking
 from icefloe.ingest.access import SourceAccess
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions, expand_sources
 from icefloe.storage import storage_from_url
 from icefloe.testing.synthetic_weather import write_month

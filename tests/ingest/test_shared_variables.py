@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import InvalidInputError
-from icefloe.ingest import local
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest import local_ingest
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers import registry
 from icefloe.ingest.sources import IngestOptions
 
@@ -147,7 +147,7 @@ def test_differing_shared_variables_are_those_of_the_first_file_if_checks_are_de
 def test_the_values_of_a_large_shared_variable_do_not_depend_on_its_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("icefloe.ingest.tasks.COMPARED_BLOCK_BYTES", 8)
+    monkeypatch.setattr("icefloe.ingest.write_tasks.COMPARED_BLOCK_BYTES", 8)
     monkeypatch.setattr(registry, "DIGESTED_BYTES", 0)
     paths = [
         _write(tmp_path / "a.nc", 0, _FIRST),
@@ -168,7 +168,7 @@ def test_small_shared_variables_are_compared_without_opening_the_files_again(
     def fail(*_: Any) -> Any:
         raise AssertionError("a file was read for a comparison")
 
-    monkeypatch.setattr(local, "digest_variables", fail)
+    monkeypatch.setattr(local_ingest, "digest_variables", fail)
     paths = [_write(tmp_path / f"f{i}.nc", 2 * i, _FIRST) for i in range(4)]
     repository = Repository.create(in_memory_storage())
     ingest_local(paths[:2], repository)

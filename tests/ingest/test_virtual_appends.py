@@ -16,8 +16,8 @@ import zarr
 
 from icefloe import Repository
 from icefloe.errors import IcefloeError, InvalidInputError
-from icefloe.ingest import local
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest import local_ingest
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.storage.build import in_memory_storage
 from icefloe.testing.synthetic_weather import write_month
@@ -96,7 +96,7 @@ def test_a_commit_while_an_ingest_is_planned_is_planned_for(tmp_path: Path, monk
     write_month(tmp_path / "b", start=dt.date(2020, 1, 2), days=1, **GRID)
     place = str(tmp_path / "repo")
     ingest_local(tmp_path / "a", Repository.create(place), _append("native"))
-    check, others = local.check_plan, [1]
+    check, others = local_ingest.check_plan, [1]
 
     def check_and_be_late(*given: Any) -> None:
         check(*given)
@@ -104,20 +104,20 @@ def test_a_commit_while_an_ingest_is_planned_is_planned_for(tmp_path: Path, monk
             others.clear()
             ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
 
-    monkeypatch.setattr(local, "check_plan", check_and_be_late)
+    monkeypatch.setattr(local_ingest, "check_plan", check_and_be_late)
     with pytest.raises(InvalidInputError, match="cannot append along time"):
         ingest_local(tmp_path / "b", Repository.open(place), _append("native"))
 
 
 def _while_it_is_planned(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
     """Let something happen between the first pass over the sources and the tasks."""
-    check = local.check_plan
+    check = local_ingest.check_plan
 
     def check_and_change(*given: Any) -> None:
         check(*given)
         happens()
 
-    monkeypatch.setattr(local, "check_plan", check_and_change)
+    monkeypatch.setattr(local_ingest, "check_plan", check_and_change)
 
 
 @pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])

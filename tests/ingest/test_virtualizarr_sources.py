@@ -14,7 +14,7 @@ from icefloe.errors import FormatError, InvalidInputError
 from icefloe.ingest.parsers.registry import open_source, parse_schema
 from icefloe.ingest.plan import plan_ingest
 from icefloe.ingest.sources import IngestOptions, expand_sources
-from icefloe.ingest.tasks import run_task
+from icefloe.ingest.write_tasks import run_task
 from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,7 +17,7 @@ import zarr
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source
 from icefloe.ingest.sources import IngestOptions
 from icefloe.model.chunk_table import ChunkKind

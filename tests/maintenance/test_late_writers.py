@@ -12,7 +12,7 @@ from tests.maintenance.histories import GENERATIONS
 import icefloe
 from icefloe.errors import FormatError
 from icefloe.model.snapshot import TransactionLog
-from icefloe.session.history import join_coordinates, merge_logs
+from icefloe.session.ancestry import join_coordinates, merge_logs
 
 LENGTH = 8
 

@@ -15,7 +15,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.cli.app import main
 from icefloe.ids import new_chunk_id
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind

@@ -17,7 +17,7 @@ from icefloe import Repository
 from icefloe.cli.app import main
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.chunk_grids import all_coords, concatenate_tables, virtual_table
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.maintenance.verify_checks import ManifestUse
 from icefloe.maintenance.verify_sources import group_references, join_groups

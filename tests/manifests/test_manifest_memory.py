@@ -13,11 +13,11 @@ BYTES_PER_REFERENCE = 100
 PROGRAM = """
 import resource, sys
 import numpy as np
-from icefloe.manifests.plan import build_output
-from icefloe.manifests.columns import table_from_columns
+from icefloe.manifests.manifest_plan import build_output
+from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.session.change_set import EditBuffer
 from icefloe.manifests.cells import ArrayEdits
-from icefloe.manifests.plan import plan_manifests
+from icefloe.manifests.manifest_plan import plan_manifests
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.snapshot import ArrayNode

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icefloe.manifests.cells import ArrayEdits, PartRef, box_array, cell_shape, overlapping_pairs
-from icefloe.manifests.columns import table_from_columns
-from icefloe.manifests.plan import (
+from icefloe.manifests.chunk_columns import table_from_columns
+from icefloe.manifests.manifest_plan import (
     ManifestPlan,
     Package,
     build_output,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.cells import filter_box, halve, rows_by_cell
-from icefloe.manifests.columns import (
+from icefloe.manifests.chunk_columns import (
     compact_locations,
     concat,
     diff_tables,

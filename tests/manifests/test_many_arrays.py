@@ -17,7 +17,7 @@ from icefloe.formats.contract import get_format
 from icefloe.formats.repository import transaction_log as chunk_lists
 from icefloe.ids import NodeId
 from icefloe.manifests.cells import ArrayEdits, BulkEdits
-from icefloe.manifests.plan import BuiltManifest, build_output, link_manifests, plan_manifests
+from icefloe.manifests.manifest_plan import BuiltManifest, build_output, link_manifests, plan_manifests
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.chunk_table import (
     NO_TABLES,

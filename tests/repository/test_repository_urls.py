@@ -16,7 +16,7 @@ import icefloe
 from icefloe import InvalidInputError, RepositoryUrl, open_url
 from icefloe.cli.app import main
 from icefloe.model.capabilities import SpecVersion
-from icefloe.tables.options import normalise_options, parse_options
+from icefloe.tables.table_options import normalise_options, parse_options
 from icefloe.xarray import IcefloeBackendEntrypoint
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1)

@@ -14,7 +14,7 @@ import icefloe
 from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadConfig, PreloadRules, RepositoryConfig
 from icefloe.errors import StorageError
 from icefloe.formats.config_yaml import config_from_yaml
-from icefloe.manifests.plan import manifests_to_preload
+from icefloe.manifests.manifest_plan import manifests_to_preload
 from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 SEPARATE = """

@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.tables.fragments import write_rows
-from icefloe.tables.options import (
+from icefloe.tables.predicates import parse_predicate
+from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
+from icefloe.tables.scans import plan_scan
+from icefloe.tables.table_options import (
     RepositoryAddress,
     Revision,
     TableOptions,
@@ -28,9 +31,6 @@ from icefloe.tables.options import (
     parse_options,
     parse_zone,
 )
-from icefloe.tables.predicates import parse_predicate
-from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
-from icefloe.tables.scans import plan_scan
 from icefloe.tables.targets import WriteOptions
 from icefloe.xarray import to_icechunk
 
@@ -437,7 +437,7 @@ _WORKER = """
 import os, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.sql.worker.plan_data_source_read")
 os.environ.pop("ICEFLOE_DRIVER_PID", None)
-from icefloe.tables.options import absolute_address
+from icefloe.tables.table_options import absolute_address
 print(absolute_address("sub/repo"))
 """
 

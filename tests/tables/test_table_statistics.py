@@ -8,12 +8,12 @@ import xarray as xr
 
 import icefloe
 from icefloe.tables.grids import find_grid
-from icefloe.tables.options import Revision, TableOptions, address_of
 from icefloe.tables.predicates import parse_predicate
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import plan_scan
 from icefloe.tables.selection import BlockList
 from icefloe.tables.statistics import keep_rows, load_ranges, measure_chunks, missing_chunks
+from icefloe.tables.table_options import Revision, TableOptions, address_of
 from icefloe.xarray import to_icechunk
 
 

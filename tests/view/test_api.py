@@ -13,9 +13,9 @@ from tests.view.samples import HOSTILE, Client, hostile, stored_temperature, tem
 
 import icefloe
 from icefloe import SpecVersion
-from icefloe.view.app import ENDPOINTS
 from icefloe.view.server import ViewServer
 from icefloe.view.slices import SliceRequest, plan_slice, touched
+from icefloe.view.web_app import ENDPOINTS
 
 
 @pytest.fixture(scope="module")

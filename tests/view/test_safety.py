@@ -15,9 +15,9 @@ from tests.view.samples import Client, weather
 
 import icefloe
 from icefloe.cli.app import main
-from icefloe.view.app import STATIC, Access, create_app
-from icefloe.view.history import public_url
+from icefloe.view.revisions import public_url
 from icefloe.view.server import ViewServer, is_loopback
+from icefloe.view.web_app import STATIC, Access, create_app
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from icefloe.errors import (
 )
 from icefloe.ids import ObjectId, encode_base32
 from icefloe.manifests.cells import filter_box
-from icefloe.manifests.columns import Found, concat, find_in, find_row, take_raw
+from icefloe.manifests.chunk_columns import Found, concat, find_in, find_row, take_raw
 from icefloe.metadata_files import ByteCache, MetadataFiles
 from icefloe.model.chunk_table import (
     ChunkKind,

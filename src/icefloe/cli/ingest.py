@@ -32,7 +32,7 @@ from icefloe.cli.options import (
 from icefloe.cli.output import print_json
 from icefloe.display.card import format_bytes, format_count
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.local import ingest_local
+from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.plan import IngestPlan, PlanView
 from icefloe.ingest.record import Vanished, explain_authorisation
 from icefloe.ingest.source_model import GAP, SourceFailure

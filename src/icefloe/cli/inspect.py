@@ -39,7 +39,7 @@ from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
 from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError, printable
 from icefloe.formats.contract import Format
 from icefloe.ids import ObjectId
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, string_column
 from icefloe.model.snapshot import ArrayNode, Diff, Extents, ManifestFileInfo, Node, SnapshotInfo
 from icefloe.model.snapshot import Snapshot as SnapshotFile

@@ -37,7 +37,7 @@ from icefloe.errors import FormatError, InvalidInputError, RepositoryNotFoundErr
 from icefloe.maintenance.compact import CompactionPlan
 from icefloe.maintenance.expire import RetentionRule
 from icefloe.maintenance.verify_checks import VerifyReport
-from icefloe.model.administration import Damage
+from icefloe.model.status import Damage
 from icefloe.repository import Repository
 
 

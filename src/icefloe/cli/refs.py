@@ -39,8 +39,8 @@ from icefloe.display.card import first_line, format_count, format_time
 from icefloe.display.graph import Ref
 from icefloe.errors import InvalidInputError, NodeNotFoundError, NotFoundError, RebaseFailedError
 from icefloe.maintenance.merge import FastForwardPlan, MergePlan, SquashPlan
-from icefloe.model.administration import RepoAvailability, RepoStatus
 from icefloe.model.snapshot import SnapshotInfo
+from icefloe.model.status import RepoAvailability, RepoStatus
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs
 from icefloe.session.rebase import BasicConflictSolver, Conflict, ConflictDetector, ConflictSolver, VersionSelection

@@ -41,8 +41,8 @@ from icefloe.model.snapshot import (
     named_objects,
 )
 from icefloe.model.zarr_document import join_attributes
+from icefloe.session.ancestry import chunks_in_boxes, compare_snapshots, fetch_log
 from icefloe.session.commit import HISTORY_LENGTH
-from icefloe.session.history import chunks_in_boxes, compare_snapshots, fetch_log
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Storage
 

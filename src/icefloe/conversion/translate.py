@@ -17,7 +17,7 @@ from icefloe.conversion.survey import RELATIVE, Grid, LossKind, has_default_keys
 from icefloe.formats.contract import Format
 from icefloe.ids import NODE_ID_BYTES, NodeId, ObjectId, decode_base32, encode_base32
 from icefloe.manifests.cells import filter_box
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
 from icefloe.model.snapshot import (
     ArrayNode,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.flatbuf.reader import Body, Positions, Vectors, distinct_values
+from icefloe.formats.flatbuf.decode import Body, Positions, Vectors, distinct_values
 from icefloe.lazy_exports import lazy_module
 
 if TYPE_CHECKING:

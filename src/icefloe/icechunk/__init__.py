@@ -167,12 +167,12 @@ from icefloe.icechunk.virtual import (
     VirtualChunkContainer,
     VirtualChunkSpec,
 )
-from icefloe.model.administration import (
-    RepoAvailability,
-    RepoStatus,
-)
 from icefloe.model.capabilities import (
     SpecVersion,
+)
+from icefloe.model.status import (
+    RepoAvailability,
+    RepoStatus,
 )
 from icefloe.storage.endpoints import USER_AGENT
 

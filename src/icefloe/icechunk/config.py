@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from icefloe.debug import DIRECTIVE_VARIABLES, LOG_LEVELS
 from icefloe.debug import set_logs_filter as set_levels
 from icefloe.errors import InvalidInputError
-from icefloe.model.administration import FeatureFlag
 from icefloe.model.config import (
     CachingConfig,
     CompressionAlgorithm,
@@ -32,6 +31,7 @@ from icefloe.model.manifest_config import (
     ManifestSplittingConfig,
     ManifestVirtualChunkLocationCompressionConfig,
 )
+from icefloe.model.status import FeatureFlag
 from icefloe.model.virtual_chunk_container import ObjectStoreConfig
 from icefloe.storage.endpoints import USER_AGENT
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from icefloe.maintenance.collect import GCSummary
-from icefloe.model.administration import Update, UpdateType
+from icefloe.model.status import Update, UpdateType
 
 __all__ = ["GCSummary", "Update", "UpdateType"]

@@ -31,10 +31,10 @@ from icefloe.icechunk.store import IcechunkStore
 from icefloe.icechunk.types import CommitMethod
 from icefloe.icechunk.version_1 import follows_version_1, naming_ancestry
 from icefloe.maintenance.inspect import ChunkStorageStats
-from icefloe.model.administration import RepoStatus
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import StorageSettings
 from icefloe.model.snapshot import Node, Snapshot, check_zone
+from icefloe.model.status import RepoStatus
 from icefloe.repository import Repository as EngineRepository
 from icefloe.session.session import Session as EngineSession
 from icefloe.session.session import SessionMode

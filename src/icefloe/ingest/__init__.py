@@ -8,7 +8,7 @@ Modules
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
 - `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
-- `local`: Run a whole ingest in one process, without Spark.
+- `local_ingest`: Run a whole ingest in one process, without Spark.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
@@ -18,7 +18,7 @@ Modules
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
 - `target_arrays`: The arrays of the target: shape, chunks and type for all files and for the arrays of the
   repository.
-- `tasks`: Split an ingest into tasks that share no chunk, and run one task.
+- `write_tasks`: Split an ingest into tasks that share no chunk, and run one task.
 - `zarr_documents`: zarr.json documents of groups and arrays, built and checked by zarr's own metadata classes.
 - `parsers`: Parsers: the arrays, attributes and chunk references of one source file.
 """

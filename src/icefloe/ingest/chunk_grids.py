@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 
 ChunkRegion = tuple[slice, ...]

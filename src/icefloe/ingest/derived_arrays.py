@@ -32,7 +32,7 @@ from icefloe.ingest.chunk_grids import all_coords, chunk_region, grid_shape
 from icefloe.ingest.placement import ExistingArray
 from icefloe.ingest.source_model import SourceVariable
 from icefloe.ingest.zarr_documents import fill_attribute
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository

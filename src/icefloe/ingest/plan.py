@@ -44,7 +44,7 @@ from icefloe.ingest.source_model import (
 )
 from icefloe.ingest.sources import IngestOptions, natural_key
 from icefloe.ingest.target_arrays import TargetDimensions, existing_array, extend_array, fill_means_missing, plan_array
-from icefloe.ingest.tasks import (
+from icefloe.ingest.write_tasks import (
     Comparison,
     Extent,
     IngestTask,

@@ -41,7 +41,7 @@ from icefloe.ingest.chunk_grids import (
     grid_boxes,
     move_rows,
 )
-from icefloe.ingest.local import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
+from icefloe.ingest.local_ingest import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
@@ -66,7 +66,7 @@ from icefloe.ingest.record import (
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
-from icefloe.ingest.tasks import (
+from icefloe.ingest.write_tasks import (
     Extent,
     IngestTask,
     PlacedFile,
@@ -76,7 +76,7 @@ from icefloe.ingest.tasks import (
     plan_virtual_tasks,
     run_task,
 )
-from icefloe.manifests.columns import overlay
+from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
 from icefloe.model.snapshot import ArrayNode, SnapshotInfo
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer

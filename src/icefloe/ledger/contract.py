@@ -37,7 +37,7 @@ from icefloe.model.zarr_document import check_unicode, load_object
 from icefloe.storage.contract import Storage, Version, Versioned
 
 if TYPE_CHECKING:
-    from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
+    from icefloe.model.status import FeatureFlag, RepoAvailability, RepoStatus, Update
 
 MAIN = "main"
 JOURNAL_KEY = "icefloe-conversion.json"

@@ -68,8 +68,8 @@ from icefloe.ledger.contract import (
 from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.switch_generation import put_whole
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds
+from icefloe.model.status import FeatureFlag, RepoAvailability, RepoStatus, Update
 from icefloe.storage.contract import Storage, Versioned
 
 REPO_KEY = "repo"

@@ -17,9 +17,9 @@ from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import MAIN, RefFiles, RefTargets, StoredRef, WholeRefsFile
 from icefloe.ledger.generations import GENERATIONS, guess_generation
 from icefloe.metadata_files import MetadataFiles
-from icefloe.model.administration import Damage, DamageKind
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot
+from icefloe.model.status import Damage, DamageKind
 from icefloe.storage.contract import Storage, Versioned
 
 _ASIDE = "damaged/"

@@ -18,8 +18,8 @@ from icefloe.ledger.contract import Tip
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, report_progress
 from icefloe.manifests.cells import filter_box
-from icefloe.manifests.columns import concat, find_rows, normalise, same_references, take, take_raw
-from icefloe.manifests.plan import ManifestPlan, plan_repack
+from icefloe.manifests.chunk_columns import concat, find_rows, normalise, same_references, take, take_raw
+from icefloe.manifests.manifest_plan import ManifestPlan, plan_repack
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, TransactionLog
 from icefloe.session.commit import (

@@ -22,7 +22,7 @@ from icefloe.maintenance.inventory import (
     report_progress,
 )
 from icefloe.model.snapshot import SnapshotInfo, TransactionLog, check_past
-from icefloe.session.history import compare_snapshots, fit_log, join_logs, merge_logs
+from icefloe.session.ancestry import compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
 _SHOWN = 10

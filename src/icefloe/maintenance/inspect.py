@@ -18,7 +18,7 @@ from icefloe.maintenance.inventory import is_among, open_uncached, report_each, 
 from icefloe.maintenance.marking import FetchLimits, ManifestMemory, mark
 from icefloe.model.chunk_table import ChunkKind
 from icefloe.model.snapshot import ArrayNode, Manifest, Node
-from icefloe.session.history import merge_logs
+from icefloe.session.ancestry import merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
 

@@ -13,12 +13,12 @@ from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
-from icefloe.manifests.columns import concat, diff_tables, find_rows, take
+from icefloe.manifests.chunk_columns import concat, diff_tables, find_rows, take
 from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
+from icefloe.session.ancestry import GONE, compare_snapshots, diff_between, fetch_log, join_logs, log_since
 from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
-from icefloe.session.history import GONE, compare_snapshots, diff_between, fetch_log, join_logs, log_since
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import (
     Conflict,

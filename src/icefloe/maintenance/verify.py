@@ -39,8 +39,8 @@ from icefloe.maintenance.verify_checks import (
     true_log,
     undecodable_chunks,
 )
-from icefloe.model.administration import Damage, DamageKind
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
+from icefloe.model.status import Damage, DamageKind
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo
 

@@ -19,11 +19,11 @@ from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFo
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
-from icefloe.manifests.columns import find_rows
-from icefloe.model.administration import Damage, DamageKind
+from icefloe.manifests.chunk_columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
-from icefloe.session.history import compare_snapshots, is_cut_off, join_logs, merge_logs
+from icefloe.model.status import Damage, DamageKind
+from icefloe.session.ancestry import compare_snapshots, is_cut_off, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session

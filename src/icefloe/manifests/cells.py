@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.ids import NodeId, ObjectId
-from icefloe.manifests.columns import Rows, common_radix, sort_keys, take
+from icefloe.manifests.chunk_columns import Rows, common_radix, sort_keys, take
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, batches_up_to, highest, lowest, rows_inside
 from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo, ManifestRef

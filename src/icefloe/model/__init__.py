@@ -2,8 +2,6 @@
 
 Modules
 -------
-- `administration`: The administration of a repository: its status, feature flags, operations log, and damages that
-  a check finds.
 - `capabilities`: What a generation of the format can do. Code asks for capabilities, not for names of generations.
 - `chunk_table`: Chunk references as columns, sorted by coordinates: of one array, or of many arrays together.
 - `config`: The configuration of a repository.
@@ -12,6 +10,8 @@ Modules
   regular expressions.
 - `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.
 - `snapshot`: Nodes, snapshots, transaction logs, and the differences between two snapshots.
+- `status`: The administration of a repository: its status, feature flags, operations log, and damages that a check
+  finds.
 - `virtual_chunk_container`: Virtual chunk containers and the configuration of their object stores. Neither contains
   credentials.
 - `zarr_document`: Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine

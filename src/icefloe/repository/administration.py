@@ -18,10 +18,10 @@ from icefloe.session.open_repository import RepositoryContext, build_context
 from icefloe.storage.wrappers import MethodMetrics, ObservedStorage
 
 if TYPE_CHECKING:
-    from icefloe.model import administration
-    from icefloe.model.administration import FeatureFlag, RepoStatus, Update
+    from icefloe.model import status as repository_status
+    from icefloe.model.status import FeatureFlag, RepoStatus, Update
 else:
-    administration = lazy_module("icefloe.model.administration")
+    repository_status = lazy_module("icefloe.model.status")
 
 
 class AdministrationMixin:
@@ -88,8 +88,8 @@ class AdministrationMixin:
         >>> repo.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.online))
         """
         part = self._part("repository_status", "a status")
-        is_status = isinstance(status, administration.RepoStatus)
-        if not is_status or not isinstance(status.availability, administration.RepoAvailability):
+        is_status = isinstance(status, repository_status.RepoStatus)
+        if not is_status or not isinstance(status.availability, repository_status.RepoAvailability):
             raise InvalidInputError(f"set_status takes a RepoStatus, not {status!r:.80}")
         await part.set_status(status.availability, status.limited_availability_reason)
 

@@ -17,7 +17,7 @@ from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, BranchPosition, Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.model.zarr_document import parse_document
-from icefloe.session.history import RefChoice, ancestry, diff_between, resolve
+from icefloe.session.ancestry import RefChoice, ancestry, diff_between, resolve
 from icefloe.session.open_repository import RepositoryContext
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from icefloe.maintenance import marking
     from icefloe.maintenance import merge as merging
     from icefloe.maintenance.inspect import ChunkStorageStats
-    from icefloe.model import administration
-    from icefloe.model.administration import UpdateType
+    from icefloe.model import status as repository_status
+    from icefloe.model.status import UpdateType
 else:
     display = lazy_module("icefloe.display.graph")
     inspection = lazy_module("icefloe.maintenance.inspect")
-    administration = lazy_module("icefloe.model.administration")
+    repository_status = lazy_module("icefloe.model.status")
     marking = lazy_module("icefloe.maintenance.marking")
     merging = lazy_module("icefloe.maintenance.merge")
 
@@ -107,7 +107,7 @@ async def _advance(heads: list[tuple[float, int, SnapshotInfo]], index: int, wal
 
 async def _positions_of_log(context: RepositoryContext, branch: str, limit: int) -> list[BranchPosition]:
     """The positions of a branch from the operations log. An entry names the snapshot before or after it."""
-    kinds = administration.UpdateType
+    kinds = repository_status.UpdateType
     at: ObjectId | None = (await context.ledger.fetch_tip(branch)).snapshot_id
     found: list[BranchPosition] = []
     assert context.ledger.administration is not None
@@ -129,7 +129,7 @@ async def _positions_of_log(context: RepositoryContext, branch: str, limit: int)
 
 def _name_of(kind: UpdateType) -> str | None:
     """The branch that an entry of the operations log is about. Commits are not asked."""
-    kinds = administration.UpdateType
+    kinds = repository_status.UpdateType
     branches = kinds.BranchCreated | kinds.BranchDeleted | kinds.BranchReset
     if isinstance(kind, branches):
         return kind.name

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from icefloe.maintenance.mirror import MirrorPlan
     from icefloe.maintenance.verify_checks import VerifyReport
     from icefloe.maintenance.verify_sources import SourceReport
-    from icefloe.manifests.plan import ManifestPlan
+    from icefloe.manifests.manifest_plan import ManifestPlan
 else:
     # Most programs never maintain a repository.
     collection = lazy_module("icefloe.maintenance.collect")

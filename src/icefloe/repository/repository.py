@@ -21,9 +21,9 @@ from icefloe.errors import (
 )
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import ObjectId, text_length
-from icefloe.model.administration import Damage
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
+from icefloe.model.status import Damage
 from icefloe.repository.administration import AdministrationMixin, ObservationMixin
 from icefloe.repository.history import (
     HistoryMixin,
@@ -36,7 +36,7 @@ from icefloe.repository.history import (
 from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
 from icefloe.session import open_repository as opening
-from icefloe.session.history import RefChoice, resolve, snapshot_as_of
+from icefloe.session.ancestry import RefChoice, resolve, snapshot_as_of
 from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode

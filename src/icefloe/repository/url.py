@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 from icefloe.errors import InvalidInputError
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository.repository import Repository
-from icefloe.session.history import RefChoice
+from icefloe.session.ancestry import RefChoice
 from icefloe.storage.build import REPOSITORY_PART, storage_from_url
 
 if TYPE_CHECKING:

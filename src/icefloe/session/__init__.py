@@ -2,12 +2,12 @@
 
 Modules
 -------
+- `ancestry`: Resolve refs and times to snapshots, walk ancestry, merge logs, and compare snapshots.
 - `change_set`: What a session has changed and not committed yet: nodes, edits of chunks, and where the bytes of a
   chunk go.
 - `commit`: Commit: write manifests, attributes, snapshot and log of a change set, check for collected files, move
   the branch.
 - `fork`: Forks and parts: the results of the workers of a distributed write, and how a session merges them.
-- `history`: Resolve refs and times to snapshots, walk ancestry, merge logs, and compare snapshots.
 - `keyspace`: A session seen as Zarr keys: what a key names, and which keys there are.
 - `open_repository`: Create, find and open repositories of any generation; their stored configuration; writers of
   this process.

@@ -15,7 +15,7 @@ from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, new_chunk_id
 from icefloe.manifests.cells import ClearedChunks, PartRef, filter_box, intersect
-from icefloe.manifests.columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
+from icefloe.manifests.chunk_columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     ChunkKind,
     ChunkRef,
@@ -27,7 +27,7 @@ from icefloe.model.chunk_table import (
     table_from_rows,
 )
 from icefloe.model.snapshot import ArrayNode, Diff, Extents, Move, Node, Snapshot, TransactionLog, WrittenChunks
-from icefloe.session.history import paths_of
+from icefloe.session.ancestry import paths_of
 from icefloe.storage.contract import Buffer, Storage
 
 FOLD_AT = 4096

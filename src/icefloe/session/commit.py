@@ -41,7 +41,7 @@ from icefloe.errors import (
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
-from icefloe.manifests.plan import (
+from icefloe.manifests.manifest_plan import (
     BuiltManifest,
     ManifestPlan,
     PlannedManifest,
@@ -65,8 +65,8 @@ from icefloe.model.snapshot import (
     later_than,
 )
 from icefloe.model.zarr_document import split_attributes
+from icefloe.session.ancestry import GONE, fetch_log, fit_log, log_since, merge_logs
 from icefloe.session.change_set import ChangeSet, GatheredEdits, gather_edits, summarise, transaction_log
-from icefloe.session.history import GONE, fetch_log, fit_log, log_since, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState

@@ -22,8 +22,8 @@ from icefloe.manifests.cells import (
     in_box,
     overlapping_pairs,
 )
-from icefloe.manifests.columns import drop_tombstones, find_rows, same_references, take
-from icefloe.manifests.plan import cut_table
+from icefloe.manifests.chunk_columns import drop_tombstones, find_rows, same_references, take
+from icefloe.manifests.manifest_plan import cut_table
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
 from icefloe.session.change_set import ChangeSet, EditBuffer

@@ -50,7 +50,7 @@ from icefloe.ledger.generations import (
     locate_files,
     make_ledger,
 )
-from icefloe.manifests.plan import manifests_to_preload
+from icefloe.manifests.manifest_plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.config import CachingConfig, RepositoryConfig

@@ -19,7 +19,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.display.card import ShownField, WithFields
 from icefloe.errors import RebaseFailedError, printable
 from icefloe.ids import NodeId
-from icefloe.manifests.columns import find_rows
+from icefloe.manifests.chunk_columns import find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog

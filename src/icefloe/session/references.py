@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.manifests.columns import code_texts, find_rows, map_coords, normalise, overlay, shift_coords, take
+from icefloe.manifests.chunk_columns import code_texts, find_rows, map_coords, normalise, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     FEW_TEXTS,
     ChunkKind,

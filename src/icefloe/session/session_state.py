@@ -33,7 +33,7 @@ from icefloe.errors import (
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
 from icefloe.ledger.contract import Tip
 from icefloe.manifests.cells import PartRef, filter_box, in_box, intersect
-from icefloe.manifests.columns import Found, merge_edits, overlay, take
+from icefloe.manifests.chunk_columns import Found, merge_edits, overlay, take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, highest, rows_below
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, ManifestRef, Node, Snapshot
 from icefloe.model.zarr_document import (

@@ -182,7 +182,7 @@ def connect(
     # Otherwise workers start the first python3 on PATH, which may be another environment.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from icefloe.tables.options import DRIVER_VARIABLE  # noqa: PLC0415 - workers import this module, not the tables
+    from icefloe.tables.table_options import DRIVER_VARIABLE  # noqa: PLC0415 - workers import this module, not the tables
 
     os.environ[DRIVER_VARIABLE] = str(os.getpid())
     builder = SparkSession.builder.master(master or os.environ.get("SPARK_MASTER", LOCAL_MASTER)).appName(app_name)

@@ -28,7 +28,7 @@ from icefloe.ingest.derived_arrays import (
     plan_pyramid,
     write_levels,
 )
-from icefloe.ingest.local import SessionSink
+from icefloe.ingest.local_ingest import SessionSink
 from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
 from icefloe.session.rebase import ConflictDetector

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.access import SourceAccess, choose_access
-from icefloe.ingest.local import name_sources, read_existing, read_schemas
+from icefloe.ingest.local_ingest import name_sources, read_existing, read_schemas
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free

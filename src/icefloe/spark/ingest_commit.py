@@ -22,7 +22,7 @@ from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInpu
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
-from icefloe.ingest.local import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
+from icefloe.ingest.local_ingest import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
 from icefloe.ingest.record import (
@@ -37,7 +37,7 @@ from icefloe.ingest.record import (
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, OnError, natural_key
 from icefloe.ingest.target_arrays import fill_means_missing
-from icefloe.ingest.tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
+from icefloe.ingest.write_tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository

@@ -75,11 +75,11 @@ from icefloe.session.open_repository import RepositoryContext
 from icefloe.spark.jobs import JobMeter, Target, existing_repository
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids
-from icefloe.tables.options import Revision, address_of, open_address
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
 from icefloe.tables.selection import BlockList, BlockPart, Selection
 from icefloe.tables.statistics import has_ranges, keep_rows, measure_chunks, missing_chunks
+from icefloe.tables.table_options import Revision, address_of, open_address
 
 Inventory: TypeAlias = DataFrame | pa.Table | str | os.PathLike[str]
 _COLUMNS = ("key", "size", "last_modified")

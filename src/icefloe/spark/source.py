@@ -40,7 +40,10 @@ from icefloe.tables.metadata_tables import (
     plan_parts,
     stream_metadata,
 )
-from icefloe.tables.options import (
+from icefloe.tables.reading import layout_schema, scan_batches
+from icefloe.tables.scans import Scan, ScanPlan, plan_scan, share_out
+from icefloe.tables.selection import BlockPart
+from icefloe.tables.table_options import (
     READ_OPTIONS,
     STREAM_OPTIONS,
     Revision,
@@ -55,9 +58,6 @@ from icefloe.tables.options import (
     parse_zone,
     session_at,
 )
-from icefloe.tables.reading import layout_schema, scan_batches
-from icefloe.tables.scans import Scan, ScanPlan, plan_scan, share_out
-from icefloe.tables.selection import BlockPart
 from icefloe.tables.targets import WriteOptions
 
 TIME_ZONE = "spark.sql.session.timeZone"

@@ -35,16 +35,6 @@ from icefloe.tables.aggregates import (
 )
 from icefloe.tables.grids import Variable, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
-from icefloe.tables.options import (
-    RepositoryAddress,
-    Revision,
-    TableOptions,
-    address_of,
-    choose,
-    open_address,
-    parse_revision,
-    session_at,
-)
 from icefloe.tables.predicates import has_literals, parse_predicate, sql_lookup, sql_name
 from icefloe.tables.queries import EngineTraits, PreparedQuery, PreparedRelation, groups_table, prepare
 from icefloe.tables.reading import (
@@ -60,6 +50,16 @@ from icefloe.tables.reading import (
 )
 from icefloe.tables.scans import Scan, ScanPlan, plan_scan
 from icefloe.tables.selection import BlockPart
+from icefloe.tables.table_options import (
+    RepositoryAddress,
+    Revision,
+    TableOptions,
+    address_of,
+    choose,
+    open_address,
+    parse_revision,
+    session_at,
+)
 from icefloe.tables.views import Catalog, View, list_views, refuse_shared
 
 if TYPE_CHECKING:

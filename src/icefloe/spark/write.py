@@ -44,7 +44,7 @@ from icefloe.tables.fragments import (
     write_rows,
 )
 from icefloe.tables.metadata_tables import find_batch, stream_metadata
-from icefloe.tables.options import (
+from icefloe.tables.table_options import (
     READ_OPTIONS,
     WRITE_OPTIONS,
     RepositoryAddress,

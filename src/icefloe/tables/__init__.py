@@ -9,7 +9,6 @@ Modules
 - `fragments`: Split rows into fragments of blocks, and write fragments as chunks.
 - `grids`: Find the arrays of a group that form one table, and parse times.
 - `metadata_tables`: Metadata of a repository as tables, and its commits as a stream of changes.
-- `options`: The options of a table (repository, snapshot, selection, layout), and opening the repository in a task.
 - `predicates`: Conditions on columns: the values of a WHERE clause, parsed from SQL.
 - `queries`: SQL over arrays and metadata with DuckDB, in this process: plan the query, register what it reads, run
   it.
@@ -23,6 +22,8 @@ Modules
   answer.
 - `statistics`: Statistics per chunk: ranges and totals. They are stored in the repository and valid only for
   unchanged chunks.
+- `table_options`: The options of a table (repository, snapshot, selection, layout), and opening the repository in a
+  task.
 - `table_scan`: Cells of arrays for other engines: an Arrow stream, pandas, a Polars lazy frame, a DuckDB relation.
 - `targets`: The grid to which rows are written. It is created or extended as needed.
 - `views`: Names of tables in SQL: the views of a snapshot, and how a name or a revision of a query is found.

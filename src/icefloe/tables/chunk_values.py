@@ -26,7 +26,7 @@ from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
 from icefloe.storage.requests import Threads
 from icefloe.tables.grids import open_array
-from icefloe.tables.options import RepositoryAddress, session_at
+from icefloe.tables.table_options import RepositoryAddress, session_at
 
 _SAVED_BYTES = 1 << 19
 """From this size on, decoding only a part of a chunk is faster than decoding all of it."""

@@ -15,7 +15,7 @@ import zarr
 from icefloe.blocking import iterate_blocking, run_blocking
 from icefloe.errors import InvalidInputError
 from icefloe.ids import ObjectId, encode_base32
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
 from icefloe.model.snapshot import ArrayNode, Diff, Extents, Node, SnapshotInfo
 from icefloe.model.zarr_document import parse_document

@@ -38,11 +38,11 @@ from icefloe.tables.columns import from_numpy
 from icefloe.tables.evaluate import match_leaf
 from icefloe.tables.grids import session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, metadata_batches, plan_parts
-from icefloe.tables.options import open_address, session_at
 from icefloe.tables.predicates import And, Or, Positions, Predicate, Unknown
 from icefloe.tables.reading import read_columns
 from icefloe.tables.scans import Scan, ScanPlan, coordinate_at, grid_at, plan_scan
 from icefloe.tables.selection import BlockList
+from icefloe.tables.table_options import open_address, session_at
 from icefloe.tables.views import Catalog
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from icefloe.errors import InvalidInputError, suggest
 from icefloe.session.session import Session
 from icefloe.tables.evaluate import CellTest, Mask, ValueRanges, check_decidable
 from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
-from icefloe.tables.options import RepositoryAddress, TableOptions, session_at
 from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown, parse_predicate
 from icefloe.tables.selection import (
     BlockPart,
@@ -29,6 +28,7 @@ from icefloe.tables.selection import (
     select,
 )
 from icefloe.tables.statistics import load_ranges
+from icefloe.tables.table_options import RepositoryAddress, TableOptions, session_at
 
 log = logging.getLogger("icefloe.tables")
 _SMALLEST_PART_BYTES = 16 << 20

@@ -22,7 +22,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import ObjectNotFoundError
 from icefloe.ids import encode_base32
 from icefloe.lazy_exports import lazy_module
-from icefloe.manifests.columns import take
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session

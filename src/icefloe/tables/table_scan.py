@@ -20,10 +20,10 @@ from icefloe.repository.url import RepositoryUrl
 from icefloe.tables.columns import from_numpy
 from icefloe.tables.evaluate import exact_rows
 from icefloe.tables.grids import Grid, session_zone
-from icefloe.tables.options import Revision, TableOptions, address_of
 from icefloe.tables.predicates import And, Positions, Predicate, columns_of
 from icefloe.tables.reading import read_columns
 from icefloe.tables.scans import ScanPlan, coordinate_at, grid_at, parse_exact, plan_scan
+from icefloe.tables.table_options import Revision, TableOptions, address_of
 
 if TYPE_CHECKING:
     import duckdb

@@ -17,8 +17,15 @@ from icefloe.repository.repository import resolve_revision
 from icefloe.session.session import Session
 from icefloe.tables.grids import list_grids, parse_instant, session_zone, to_microseconds
 from icefloe.tables.metadata_tables import SCHEMAS
-from icefloe.tables.options import METADATA_TABLES, RepositoryAddress, Revision, TableOptions, address_of, session_at
 from icefloe.tables.scans import grid_at
+from icefloe.tables.table_options import (
+    METADATA_TABLES,
+    RepositoryAddress,
+    Revision,
+    TableOptions,
+    address_of,
+    session_at,
+)
 
 ROOT_VIEW = "cells"
 

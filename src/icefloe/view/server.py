@@ -16,7 +16,7 @@ import uvicorn
 
 from icefloe.errors import InvalidInputError, StorageError
 from icefloe.repository import Repository
-from icefloe.view.app import Access, create_app
+from icefloe.view.web_app import Access, create_app
 
 _NOTEBOOKS = ("'self'", "http://localhost:*", "http://127.0.0.1:*", "https://localhost:*", "vscode-webview:")
 """Pages that may show the viewer of `Repository.view` in a frame."""

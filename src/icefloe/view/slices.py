@@ -27,7 +27,7 @@ from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinate, packing_of, unpack, unpacked_dtype
 from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session
-from icefloe.view.history import Cache, ViewedRepository, plain
+from icefloe.view.revisions import Cache, ViewedRepository, plain
 from icefloe.view.tree import coordinate_paths, fetch_document, find_array
 
 BUDGET_BYTES = 128 << 20

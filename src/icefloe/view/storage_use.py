@@ -16,14 +16,14 @@ from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.maintenance.collect import KINDS as OBJECT_KINDS
 from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, plan_collection_of
 from icefloe.maintenance.inventory import UncachedRepository, open_uncached
-from icefloe.manifests.columns import diff_tables
+from icefloe.manifests.chunk_columns import diff_tables
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents
-from icefloe.session.history import fetch_log
+from icefloe.session.ancestry import fetch_log
 from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WrappedStorage
-from icefloe.view.history import ViewedRepository, commit_json, plain
+from icefloe.view.revisions import ViewedRepository, commit_json, plain
 from icefloe.view.tree import MOST_REFERENCES, absolute, array_sizes, fetch_document, find_array, node_json
 
 _MOST_HISTORY_REFERENCES = 5_000_000

@@ -16,7 +16,7 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, GroupNode, Node
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.session import Session
-from icefloe.view.history import ViewedRepository, plain
+from icefloe.view.revisions import ViewedRepository, plain
 
 _MOST_DOCUMENT_BYTES = 2 << 20
 MOST_REFERENCES = 20_000_000

@@ -19,7 +19,7 @@ from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.model.zarr_document import DocumentKey, parse_key
 from icefloe.session.session import Session
-from icefloe.view.history import Revision, ViewedRepository
+from icefloe.view.revisions import Revision, ViewedRepository
 
 MOST_BYTES = 1 << 30
 """The largest answer. Clients ask for larger chunks in ranges."""

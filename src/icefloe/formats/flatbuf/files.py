@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from icefloe.formats.byte_columns import texts_of
 from icefloe.formats.contract import OpenManifest
+from icefloe.formats.flatbuf.decode import MAX_BODY_BYTES, Body, Tables, item_positions, root_table
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FlatWriter, TableBlock
 from icefloe.formats.flatbuf.manifest import (
     FlatManifest,
     decode_manifest_body,
@@ -16,14 +18,12 @@ from icefloe.formats.flatbuf.manifest import (
     read_coordinates,
     row_order,
 )
-from icefloe.formats.flatbuf.reader import MAX_BODY_BYTES, Body, Tables, item_positions, root_table
 from icefloe.formats.flatbuf.snapshot import (
     decode_snapshot_body,
     decode_snapshot_info_body,
     encode_snapshot_body,
     object_ids,
 )
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, Coordinates, FlatWriter, TableBlock
 from icefloe.formats.header import WRITER, DecompressionLimits, FileType, decode_file, encode_file
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.snapshot import Manifest, Move, Snapshot, SnapshotInfo, TransactionLog, WrittenColumns, join_written

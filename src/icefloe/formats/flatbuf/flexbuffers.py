@@ -13,8 +13,8 @@ import numpy as np
 
 from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
 from icefloe.formats.byte_columns import texts_of
-from icefloe.formats.flatbuf.reader import MOST_CHILDREN, Body, Table, Tables
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, FlatWriter, ReferenceBlock
+from icefloe.formats.flatbuf.decode import MOST_CHILDREN, Body, Table, Tables
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, FlatWriter, ReferenceBlock
 from icefloe.model.zarr_document import check_messagepack
 
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.byte_columns import texts_of
+from icefloe.formats.flatbuf.decode import Body, Positions, Table, Tables, Vectors, item_positions, root, root_table
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, FieldType, FlatWriter, TableBlock
 from icefloe.formats.flatbuf.flexbuffers import decode_metadata, encode_metadata, read_few_items, write_items
-from icefloe.formats.flatbuf.reader import Body, Positions, Table, Tables, Vectors, item_positions, root, root_table
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, FieldType, FlatWriter, TableBlock
 from icefloe.ids import ObjectId, decode_base32, decode_base32_column, encode_base32, encode_base32_column
 from icefloe.model.snapshot import (
     ArrayNode,

@@ -11,16 +11,16 @@ import numpy as np
 
 from icefloe.errors import InvalidInputError, UnknownFormatError
 from icefloe.formats.byte_columns import texts_of
+from icefloe.formats.flatbuf.decode import Body, Positions, Table, Tables, item_positions, item_table, root, root_table
+from icefloe.formats.flatbuf.encode import OFFSET_TYPE, FieldType, FlatWriter, TableBlock
 from icefloe.formats.flatbuf.files import open_body, seal_body
 from icefloe.formats.flatbuf.flexbuffers import RawMetadata, decode_flexible, decode_metadata, read_items, write_items
-from icefloe.formats.flatbuf.reader import Body, Positions, Table, Tables, item_positions, item_table, root, root_table
 from icefloe.formats.flatbuf.snapshot import object_ids
-from icefloe.formats.flatbuf.writer import OFFSET_TYPE, FieldType, FlatWriter, TableBlock
 from icefloe.formats.header import FileType, parse_header
 from icefloe.ids import ObjectId, encode_base32, encode_base32_column
-from icefloe.model import administration as public
-from icefloe.model.administration import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
+from icefloe.model import status as public
 from icefloe.model.snapshot import from_microseconds
+from icefloe.model.status import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
 
 FLAGS: Mapping[str, int] = {"move_node": 3, "create_tag": 4, "delete_tag": 5}
 """Feature flags by name. All are on unless disabled."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from icefloe.errors import FormatError
 from icefloe.formats.byte_columns import texts_of
+from icefloe.formats.flatbuf.decode import Body, Tables, root_table
 from icefloe.formats.flatbuf.files import decode_transaction_log_body
 from icefloe.formats.flatbuf.flexbuffers import decode_metadata, read_items
 from icefloe.formats.flatbuf.manifest import decode_manifest_body
-from icefloe.formats.flatbuf.reader import Body, Tables, root_table
 from icefloe.formats.flatbuf.snapshot import ARRAY, GROUP, ManifestColumns, decode_snapshot_body, read_manifest_files
 from icefloe.formats.repository.snapshot import AS_EARLY, MALFORMED, decode_members, join_document
 from icefloe.ids import encode_base32

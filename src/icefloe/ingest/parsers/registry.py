@@ -180,7 +180,7 @@ _PARSERS: Mapping[str, tuple[str, str, str]] = {
     "hdf5": ("icefloe.ingest.parsers.hdf5", "Hdf5Source", "h5py"),
     "netcdf3": ("icefloe.ingest.parsers.netcdf3", "NetCDF3Source", ""),
     "zarr": ("icefloe.ingest.parsers.zarr", "ZarrSource", ""),
-    "kerchunk": ("icefloe.ingest.parsers.references", "KerchunkSource", ""),
+    "kerchunk": ("icefloe.ingest.parsers.kerchunk", "KerchunkSource", ""),
     "tiff": ("icefloe.ingest.parsers.geotiff", "GeoTiffSource", "tifffile"),
     "grib": ("icefloe.ingest.parsers.grib", "GribSource", "eccodes"),
     "grib-index": ("icefloe.ingest.parsers.grib_index", "GribIndexSource", "eccodes"),
@@ -286,7 +286,7 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
     access = access or SourceAccess()
     chosen = format or find_format(file, access)
     if ":" in chosen:
-        module_name, class_name, library = "icefloe.ingest.parsers.references", "VirtualiZarrSource", "virtualizarr"
+        module_name, class_name, library = "icefloe.ingest.parsers.kerchunk", "VirtualiZarrSource", "virtualizarr"
     elif chosen in _PARSERS:
         module_name, class_name, library = _PARSERS[chosen]
     else:

@@ -16,7 +16,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
-from icefloe.manifests.columns import diff_tables, find_rows
+from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,

@@ -34,7 +34,7 @@ from icefloe.ingest.record import (
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
-from icefloe.ingest.tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
+from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import key_encoding, parse_document

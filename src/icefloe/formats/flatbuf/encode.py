@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.byte_columns import copy_rows
-from icefloe.formats.flatbuf.reader import MAX_BODY_BYTES, Positions
+from icefloe.formats.flatbuf.decode import MAX_BODY_BYTES, Positions
 from icefloe.formats.header import FLATBUFFER_IDENTIFIER
 
 OFFSET_TYPE = "<u4"

@@ -35,7 +35,15 @@ from icefloe.manifests.cells import (
     plan_recut,
     plan_regions,
 )
-from icefloe.manifests.columns import Rows, bounding_rows, compact_inline, compact_locations, merge_edits, overlay, take
+from icefloe.manifests.chunk_columns import (
+    Rows,
+    bounding_rows,
+    compact_inline,
+    compact_locations,
+    merge_edits,
+    overlay,
+    take,
+)
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, concat_tables, empty_table, join_tables
 from icefloe.model.manifest_conditions import ArrayFacts
 from icefloe.model.manifest_config import (

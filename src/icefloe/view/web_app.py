@@ -37,8 +37,8 @@ from icefloe.errors import (
     VirtualChunkError,
 )
 from icefloe.repository import Repository
-from icefloe.view import history, storage_use, tree
-from icefloe.view.history import Revision, ViewedRepository
+from icefloe.view import revisions, storage_use, tree
+from icefloe.view.revisions import Revision, ViewedRepository
 from icefloe.view.slices import MOST_PIXELS, SliceReader, SliceRequest
 from icefloe.view.zarr_http import read_key
 
@@ -204,7 +204,7 @@ _WINDOW = Parameter("window", "FIRST:END for each axis, separated by commas. The
 
 
 def _history(view: View, given: Arguments) -> Any:
-    return history.history(view.repository, given.find("ref"), given.integer("limit", 100, 1, 5000))
+    return revisions.history(view.repository, given.find("ref"), given.integer("limit", 100, 1, 5000))
 
 
 def _tree(view: View, given: Arguments) -> Any:
@@ -248,7 +248,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/repository",
         "Location and generation of the repository, and its branches and tags.",
-        lambda view, given: history.repository_facts(view.repository),
+        lambda view, given: revisions.repository_facts(view.repository),
     ),
     Endpoint("/api/revision", "The snapshot that a ref names now.", _revision, (_REF,)),
     Endpoint(
@@ -263,13 +263,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/commits/{id}",
         "One commit: its description, its content and its changes.",
-        lambda view, given: history.commit_facts(view.repository, given.snapshot("id")),
+        lambda view, given: revisions.commit_facts(view.repository, given.snapshot("id")),
         (Parameter("id", "Snapshot id, or another ref.", required=True, where="path"),),
     ),
     Endpoint(
         "/api/diff",
         "The changes between two revisions.",
-        lambda view, given: history.difference(view.repository, given.text("from"), given.text("to")),
+        lambda view, given: revisions.difference(view.repository, given.text("from"), given.text("to")),
         (
             Parameter("from", "The earlier revision.", required=True),
             Parameter("to", "The later revision.", required=True),
