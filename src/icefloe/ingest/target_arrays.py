@@ -41,6 +41,8 @@ COORDINATE_CHUNK = 1 << 13
 """The number of cells in a chunk of a native coordinate: a year of hours."""
 _MISSING = ("_FillValue", "missing_value")
 _PACKING = ("scale_factor", "add_offset", "_Unsigned", *_MISSING)
+_PACKED_LIMITS = ("valid_min", "valid_max", "valid_range", "flag_values", "flag_masks")
+"""Attributes whose values are numbers as they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +495,16 @@ def _partly_by_value(
             return None
         note = _issue(member, name, "references", "the encoding of the array", difference, "it is written by value")
         issues.append(replace(note, severity="handled"))
-    return template, issues
+    return (template if stored is not None else _described_as(template, members[0].variables[name])), issues
+
+
+def _described_as(variable: SourceVariable, first: SourceVariable) -> SourceVariable:
+    """A variable with the attributes of the first file, except those that say what its stored numbers mean."""
+    meaning = {*_PACKING, *_PACKED_LIMITS}
+    if find_time_units(variable.attributes) is not None:
+        meaning |= {"units", "calendar"}
+    own = {key: value for key, value in variable.attributes.items() if key in meaning}
+    return replace(variable, attributes={**{k: v for k, v in first.attributes.items() if k not in meaning}, **own})
 
 
 def _array_difference(stored: SourceVariable, variable: SourceVariable) -> str | None:

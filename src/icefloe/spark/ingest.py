@@ -22,7 +22,7 @@ from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sour
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
 from icefloe.ingest.sync import SyncPlan, SyncResult, SyncSettings, sync_sources
-from icefloe.ingest.tasks import IngestTask, TaskResult
+from icefloe.ingest.write_tasks import IngestTask, TaskResult
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository
 from icefloe.session.rebase import ConflictSolver
