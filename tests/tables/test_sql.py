@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -222,3 +223,61 @@ def test_importing_the_package_imports_no_engine() -> None:
     code = "import sys, icefloe, icefloe.tables; print({'duckdb', 'sqlglot', 'polars', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_a_wrong_name_is_found_before_an_engine_is_imported(tmp_path: Path) -> None:
+    make_repository(str(tmp_path / "repo"))
+    code = """if True:
+        import sys
+        from icefloe.cli.app import main
+        query, *modules = sys.argv.pop(), *sys.argv.pop().split()
+        sys.argv.append(query)
+        try:
+            main()
+        except SystemExit:
+            pass
+        assert not set(modules) & set(sys.modules), set(modules) & set(sys.modules)
+    """
+
+    def run(modules: str, query: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "sql", str(tmp_path / "repo"), modules, query]
+        return subprocess.run(command, capture_output=True, text=True, check=True)
+
+    engines = "duckdb pandas pyarrow zarr"
+    assert "did you mean 't2m'" in run(engines, "select avg(t2) from t2m where lat > 0").stderr
+    assert "did you mean 'wind'" in run(engines, "select 1 from winds").stderr
+    assert run("pandas", "select hour(time), avg(t2m) from t2m where lat > 0 group by 1").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select latt from t2m", "no column 'latt' in t2m .did you mean 'lat'.*There are: time, lat, lon, t2m"),
+        ("select x.latt from t2m x", "no column 'latt' in t2m"),
+        ("select 1 from (select lat as y from t2m) s where s.lat > 1", "no column 'lat' in s. There are: y"),
+        ("select sum(t2m) as s from t2m group by lat having q > 1", "no column 'q'"),
+        ("select mesage from history", "did you mean 'message'"),
+        ("select (select max(wind) from wind where wind.lat = t2m.latt) from t2m", "no column 'latt' in t2m"),
+    ],
+)
+def test_a_wrong_column_is_named(repo: icefloe.Repository, query: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        icefloe.sql(repo, query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select lat as l, l + 1 as m from t2m order by m limit 1",
+        "select (select max(wind) from wind where wind.lat = t2m.lat and lon = t2m.lon) from t2m limit 1",
+        "select current_date, current_timestamp from t2m limit 1",
+        "select lat, t2m from t2m union all select lat, wind from wind order by lat limit 1",
+        "select transform(array(1, 2), x -> x + 1) from t2m limit 1",
+        "select sum(t2m) over w from t2m window w as (partition by time order by lat) limit 1",
+        "select timestampdiff(HOUR, time, time) from t2m limit 1",
+        "with recursive r as (select 1 as n union all select n + 1 from r where n < 3) select max(n) from r",
+        "select * from (select lat, time from t2m) pivot (count(*) for lat in (0.0)) limit 1",
+    ],
+)
+def test_a_name_that_is_not_a_column_of_a_table_is_not_refused(repo: icefloe.Repository, query: str) -> None:
+    assert len(icefloe.sql(repo, query)) == 1

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich import text as rich_text
 
     from icefloe.cli import console
-    from icefloe.tables import grids, queries, sql_plan, statistics, views
+    from icefloe.tables import grids, queries, sql_plan, sql_planner, statistics, views
 else:
     # A wrong query is reported before anything else is imported.
     pa = lazy_module("pyarrow")
@@ -43,6 +43,7 @@ else:
     console = lazy_module("icefloe.cli.console")
     grids = lazy_module("icefloe.tables.grids")
     sql_plan = lazy_module("icefloe.tables.sql_plan")
+    sql_planner = lazy_module("icefloe.tables.sql_planner")
     statistics = lazy_module("icefloe.tables.statistics")
     queries = lazy_module("icefloe.tables.queries")
     views = lazy_module("icefloe.tables.views")
@@ -110,6 +111,7 @@ def sql(
     if query is None:
         _show_views(views.list_views(session), json=json)
         return
+    sql_planner.check_names(query, views.Catalog.of(repository, session, time_zone))
     if limit is None:
         limit = 0 if csv or parquet is not None else 50
     on_spark = engine is Engine.SPARK or (engine is None and (spark.master is not None or bool(spark.conf)))

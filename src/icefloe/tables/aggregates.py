@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from icefloe.tables.columns import from_numpy, has_one_missing_value
+from icefloe.tables.columns import from_numpy, has_one_missing_value, to_numpy
 from icefloe.tables.evaluate import ValueRanges, match_leaf
 from icefloe.tables.grids import Grid, Variable, open_array
 from icefloe.tables.predicates import And, Or, Predicate, Unknown
@@ -263,12 +263,12 @@ def _cells(
     present = None
     kind = values.type
     if values.null_count:
-        present = np.asarray(values.is_valid()).reshape(shape)
+        present = to_numpy(values.is_valid()).reshape(shape)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
         cells = np.zeros(shape, dtype=np.int64)  # it is only counted
     else:
         values = values.view(pa.int64()) if pa.types.is_timestamp(kind) else values
-        cells = (values.fill_null(0) if values.null_count else values).to_numpy(zero_copy_only=False).reshape(shape)
+        cells = to_numpy(values.fill_null(0) if values.null_count else values).reshape(shape)
     if axis is not None:
         cells = np.broadcast_to(cells, block.shape)
         present = None if present is None else np.broadcast_to(present, block.shape)
@@ -506,9 +506,11 @@ def group_codes(values: Sequence[pa.Array]) -> tuple[GroupCodes, list[pa.Array]]
     codes = np.zeros(len(values[0]), dtype=np.int64)
     for key in values:
         if pa.types.is_floating(key.type):
-            key = from_numpy(key.to_numpy(zero_copy_only=False) + 0.0, np.asarray(key.is_null()))  # -0.0 is 0.0
+            key = from_numpy(
+                to_numpy(key.fill_null(0) if key.null_count else key) + 0.0, to_numpy(key.is_null())
+            )  # -0.0 is 0.0
         encoded = key.dictionary_encode(null_encoding="encode")
-        numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        numbers = to_numpy(encoded.indices).astype(np.int64)
         codes = codes * (len(encoded.dictionary) + 1) + numbers
         _, codes = np.unique(codes, return_inverse=True)
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)

@@ -35,6 +35,27 @@ def from_numpy(values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None = No
     return pa.Array.from_buffers(kind, len(flat), [validity, pa.py_buffer(flat)])
 
 
+def to_numpy(values: pa.Array) -> npt.NDArray[Any]:
+    """Return values without nulls as numpy values. Numbers are not copied. Times are microseconds since 1970.
+
+    `pyarrow.Array.to_numpy` does the same for all types, but imports pandas.
+    """
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        return to_numpy(values.view(pa.int64()))
+    if values.null_count or not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        numbers: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return numbers
+    first, count = values.offset, len(values)
+    body = values.buffers()[1]
+    if body is None:
+        return np.zeros(count, dtype=kind.to_pandas_dtype())
+    if pa.types.is_boolean(kind):
+        bits = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=first + count, bitorder="little")
+        return bits[first:].view(np.bool_)
+    return np.frombuffer(body, dtype=kind.to_pandas_dtype(), count=first + count)[first:]
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnCoding:
     """The type of a column, and how stored values are converted to it."""
@@ -89,7 +110,7 @@ class ColumnCoding:
         """A column that was decoded with missing values as NaN, with nulls for them."""
         if not self.missing_is_nan or column.null_count:
             return column
-        values = column.to_numpy()
+        values = to_numpy(column)
         missing = np.isnan(values)
         return from_numpy(values, missing) if missing.any() else column
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icefloe.errors import InvalidInputError
+from icefloe.tables.columns import to_numpy
 from icefloe.tables.grids import parse_instant, to_microseconds
 from icefloe.tables.predicates import (
     And,
@@ -82,7 +83,7 @@ def _family(value: Value) -> str:
 
 
 def _nulls(values: pa.Array) -> Mask:
-    return np.asarray(values.is_null())
+    return to_numpy(values.is_null())
 
 
 def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo | None) -> Mask | None:
@@ -155,15 +156,14 @@ def _compare_texts(values: pa.Array, operator: Operator, value: str) -> Mask:
         "=": pc.equal,
         "!=": pc.not_equal,
     }
-    matched: Mask = np.asarray(functions[operator](values, pa.scalar(value)).fill_null(False))
-    return matched
+    return to_numpy(functions[operator](values, pa.scalar(value)).fill_null(False))
 
 
 def _apply(compare: Any, values: pa.Array, value: Any) -> Mask:
     if not values.null_count:
-        matched: Mask = compare(values.to_numpy(zero_copy_only=False), value)
+        matched: Mask = compare(to_numpy(values), value)
         return matched
-    known: Mask = compare(values.fill_null(0).to_numpy(zero_copy_only=False), value) & ~_nulls(values)
+    known: Mask = compare(to_numpy(values.fill_null(0)), value) & ~_nulls(values)
     return known
 
 

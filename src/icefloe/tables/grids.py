@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import zarr
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.session import Session
-from icefloe.tables.columns import ColumnCoding, coding_of, from_numpy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import zarr
+
+    from icefloe.tables import columns
+    from icefloe.tables.columns import ColumnCoding
+else:
+    # Names of tables and columns are found without Arrow and Zarr, so a wrong name is reported at once.
+    pa = lazy_module("pyarrow")
+    zarr = lazy_module("zarr")
+    columns = lazy_module("icefloe.tables.columns")
 
 _STAMP = re.compile(
     r"^(\d{4})-(\d{1,2})(?:-(\d{1,2}))?(?:[T ](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,6}))?)?)?"
@@ -142,8 +152,7 @@ class _Found:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        names = self.node.dimension_names or (None,) * len(self.node.shape)
-        return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
+        return _dims(self.node)
 
     @property
     def attributes(self) -> Mapping[str, Any]:
@@ -176,30 +185,47 @@ def find_grid(session: Session, group: str = "/", variables: Sequence[str] | Non
 def list_grids(session: Session, group: str = "/") -> list[tuple[str, ...]]:
     """Return the names of the variables of a group that form tables together."""
     grids: dict[tuple[Any, ...], list[str]] = {}
-    for found in _arrays(session, group).values():
-        if not found.is_coordinate:
-            grids.setdefault((found.dims, found.node.shape), []).append(found.name)
+    for name, node in _nodes(session, group):
+        if _dims(node) != (name,):
+            grids.setdefault((_dims(node), node.shape), []).append(name)
     return [tuple(names) for names in grids.values()]
+
+
+def dimensions_of(session: Session, path: str) -> tuple[str, ...]:
+    """Return the columns of dimensions that the table of an array has."""
+    node = session.state.tree.array(path)
+    return ("index",) if _dims(node) == (path.rpartition("/")[2],) else _dims(node)
+
+
+def _dims(node: ArrayNode) -> tuple[str, ...]:
+    names = node.dimension_names or (None,) * len(node.shape)
+    return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
 
 
 def _describe(found: _Found) -> str:
     return ", ".join(f"{dim}: {length}" for dim, length in zip(found.dims, found.node.shape, strict=True))
 
 
-def _arrays(session: Session, group: str) -> dict[str, _Found]:
+def _nodes(session: Session, group: str) -> Iterator[tuple[str, ArrayNode]]:
+    """Yield the arrays of a group by name."""
     tree = session.state.tree
     start = "/" + group.strip("/")
     # A repository without a root group still has its arrays.
     if start != "/" and not isinstance(tree.node(start), GroupNode):
         raise InvalidInputError(f"{start} is an array. Pass its group as `group` and its name in `variables`")
     below = start.rstrip("/") + "/"
-    found = {}
     for node in tree.subtree(start):
         name = node.path[len(below) :]
         if isinstance(node, ArrayNode) and "/" not in name:
-            document = run_blocking(session.state.fetch_document(node.path))
-            assert document is not None
-            found[name] = _Found(name, node, parse_document(document))
+            yield name, node
+
+
+def _arrays(session: Session, group: str) -> dict[str, _Found]:
+    found = {}
+    for name, node in _nodes(session, group):
+        document = run_blocking(session.state.fetch_document(node.path))
+        assert document is not None
+        found[name] = _Found(name, node, parse_document(document))
     return found
 
 
@@ -247,8 +273,8 @@ def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[
         _dimension(session, arrays, name, length, raw=raw)
         for name, length in zip(first.dims, first.node.shape, strict=True)
     )
-    columns = [name.lower() for name in (*first.dims, *(found.name for found in chosen))]
-    double = sorted({name for name in columns if columns.count(name) > 1})
+    names = [name.lower() for name in (*first.dims, *(found.name for found in chosen))]
+    double = sorted({name for name in names if names.count(name) > 1})
     if double and not (len(chosen) == 1 and chosen[0].is_coordinate):
         raise InvalidInputError(
             f"two columns would have the name {double[0]!r}. Select other variables with the option `variables`"
@@ -262,7 +288,7 @@ def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[
 def _variable(session: Session, found: _Found, *, raw: bool) -> Variable:
     array = open_array(session, found.node.path)
     chunks = tuple(max(1, int(c)) for c in (array.shards or array.chunks))
-    return Variable(found.name, found.node.path, chunks, coding_of(_dtype(array), found.attributes, raw=raw))
+    return Variable(found.name, found.node.path, chunks, columns.coding_of(_dtype(array), found.attributes, raw=raw))
 
 
 def _dimension(session: Session, arrays: Mapping[str, _Found], name: str, length: int, *, raw: bool) -> Dimension:
@@ -270,7 +296,7 @@ def _dimension(session: Session, arrays: Mapping[str, _Found], name: str, length
     if found is None or found.dims != (name,) or found.node.shape != (length,):
         return Dimension(name, length, None, None)
     array = open_array(session, found.node.path)
-    return Dimension(name, length, found.node.path, coding_of(_dtype(array), found.attributes, raw=raw))
+    return Dimension(name, length, found.node.path, columns.coding_of(_dtype(array), found.attributes, raw=raw))
 
 
 def _dtype(array: zarr.Array[Any]) -> np.dtype[Any]:
@@ -286,6 +312,6 @@ def open_array(session: Session, path: str) -> zarr.Array[Any]:
 def read_coordinate(session: Session, dimension: Dimension) -> pa.Array:
     """Read the decoded coordinate of a dimension. Without a coordinate, return its indices."""
     if dimension.path is None or dimension.coding is None:
-        return from_numpy(np.arange(dimension.length, dtype=np.int64))
+        return columns.from_numpy(np.arange(dimension.length, dtype=np.int64))
     values: npt.NDArray[Any] = np.asarray(open_array(session, dimension.path)[:])
     return dimension.coding.decode(values)

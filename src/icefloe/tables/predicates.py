@@ -15,35 +15,37 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from icefloe.errors import UnsupportedError
 from icefloe.lazy_exports import lazy_module
 from icefloe.tables.grids import parse_instant
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import sqlglot
     from sqlglot import expressions as exp
 else:
+    # A wrong name in a query is reported before Arrow is imported.
+    pa = lazy_module("pyarrow")
     # Tasks get conditions as values. Only the driver parses text.
     sqlglot = lazy_module("sqlglot")
     exp = lazy_module("sqlglot.expressions")
 
 _SQL_TYPES = {
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INT",
-    pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.string(): "STRING",
-    pa.bool_(): "BOOLEAN",
+    "int8": "TINYINT",
+    "int16": "SMALLINT",
+    "int32": "INT",
+    "int64": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "string": "STRING",
+    "bool": "BOOLEAN",
 }
 
 
 def has_literals(type: pa.DataType) -> bool:
     """Return whether values of a type have a SQL literal."""
-    return type in _SQL_TYPES or pa.types.is_timestamp(type)
+    return str(type) in _SQL_TYPES or pa.types.is_timestamp(type)
 
 
 def sql_name(name: str) -> str:
@@ -59,7 +61,7 @@ def sql_lookup(values: pa.Array, index: str) -> str:
     """
     if pa.types.is_timestamp(values.type):
         return f"timestamp_micros({_parsed(values.view(pa.int64()), 'BIGINT')}[{index}])"
-    return f"{_parsed(values, _SQL_TYPES[values.type])}[{index}]"
+    return f"{_parsed(values, _SQL_TYPES[str(values.type)])}[{index}]"
 
 
 def _parsed(values: pa.Array, type: str) -> str:

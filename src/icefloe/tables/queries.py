@@ -34,7 +34,7 @@ from icefloe.tables.aggregates import (
     merge_partials,
     share_blocks,
 )
-from icefloe.tables.columns import from_numpy
+from icefloe.tables.columns import from_numpy, to_numpy
 from icefloe.tables.evaluate import match_leaf
 from icefloe.tables.grids import session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, metadata_batches, plan_parts
@@ -227,9 +227,9 @@ def _prepare(relation: Relation, catalog: Catalog, engine: EngineTraits) -> Prep
     predicate = relation.predicate(evaluated)
     if relation.aggregation is None:
         dimensions = relation.table.dimensions
-        columns = relation.columns or dimensions[:1] or relation.table.schema.names[:1]
+        columns = relation.columns or dimensions[:1] or relation.table.names[:1]
         if engine.needs_values and not set(columns) - set(dimensions):
-            columns = (*columns, *relation.table.schema.names[len(dimensions) :][:1])
+            columns = (*columns, *relation.table.names[len(dimensions) :][:1])
         options = catalog.options(relation.table)
         scan = plan_scan(options, zone=zone, loose=predicate, columns=columns, tasks=engine.tasks)
         return PreparedRelation(relation, scan)
@@ -278,7 +278,7 @@ def _evaluate_conditions(relation: Relation, catalog: Catalog, engine: EngineTra
                 continue
             found = engine.evaluate([condition.expression], condition.dimension, values)
             if found is not None and pa.types.is_boolean(found[0].type):
-                mask = found[0].cast(pa.int8()).to_numpy(zero_copy_only=False) == 1  # NULL is not true
+                mask = to_numpy(found[0].fill_null(False) if found[0].null_count else found[0])  # NULL is not true
                 done[condition.text] = Positions(condition.dimension, mask)
     return done
 
@@ -371,7 +371,7 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
 
         return _Stream(SCHEMAS[name], rows)
     scan, parts = plan.scan, plan.parts
-    columns = relation.columns or table.dimensions[:1] or tuple(table.schema.names[:1])
+    columns = relation.columns or table.dimensions[:1] or tuple(table.names[:1])
 
     def cells() -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -400,22 +400,31 @@ def _close(database: duckdb.DuckDBPyConnection, process: int) -> None:
 
 
 class DuckDBEngine:
-    """A DuckDB connection that reads nothing but the relations of queries."""
+    """A DuckDB connection that reads nothing but the relations of queries. It is opened when it is first used."""
 
     def __init__(self, time_zone: str) -> None:
-        try:
-            self._connection = _database(os.getpid()).cursor()
-        except ModuleNotFoundError as error:
-            raise UnsupportedError(f"SQL needs the extra `sql`: pip install 'icefloe[sql]' ({error})") from error
-        try:
-            self._connection.execute("SET TimeZone = ?", [time_zone])
-        except duckdb.Error as error:
-            self._connection.close()
-            raise InvalidInputError(f"unknown time zone {time_zone!r}") from error
+        self._time_zone = time_zone
+        self._opened: duckdb.DuckDBPyConnection | None = None
+
+    @property
+    def _connection(self) -> duckdb.DuckDBPyConnection:
+        if self._opened is None:
+            try:
+                connection = _database(os.getpid()).cursor()
+            except ModuleNotFoundError as error:
+                raise UnsupportedError(f"SQL needs the extra `sql`: pip install 'icefloe[sql]' ({error})") from error
+            try:
+                connection.execute("SET TimeZone = ?", [self._time_zone])
+            except duckdb.Error as error:
+                connection.close()
+                raise InvalidInputError(f"unknown time zone {self._time_zone!r}") from error
+            self._opened = connection
+        return self._opened
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def evaluate(self, expressions: Sequence[Any], name: str, values: pa.Array) -> list[pa.Array] | None:
         """Evaluate expressions of one column on its values. None if that fails."""

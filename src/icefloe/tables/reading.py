@@ -14,7 +14,7 @@ import pyarrow as pa
 import zarr
 
 from icefloe.tables.chunk_values import ChunkPart, chunk_values_at, without_gaps
-from icefloe.tables.columns import from_numpy
+from icefloe.tables.columns import from_numpy, to_numpy
 from icefloe.tables.evaluate import CellTest, Mask, exact_rows
 from icefloe.tables.grids import Grid, Variable
 from icefloe.tables.predicates import has_literals
@@ -256,8 +256,7 @@ def _numpy_coordinate(values: pa.Array) -> pa.Array | npt.NDArray[Any]:
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
     ):
         return values
-    numbers: npt.NDArray[Any] = (values.view(pa.int64()) if pa.types.is_timestamp(kind) else values).to_numpy()
-    return numbers
+    return to_numpy(values)
 
 
 def _coordinate_column(

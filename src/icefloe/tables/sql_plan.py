@@ -129,6 +129,9 @@ def _to_duckdb(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Anonymous) and node.name.lower() == "weekday":
         # Monday is 0 in Spark. DuckDB has a function where it is 1.
         return exp.paren(exp.Sub(this=exp.func("isodow", *node.expressions), expression=exp.Literal.number(1)))
+    if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp) and node.this is None:
+        # The result has a column of this name, and DuckDB would read it.
+        return exp.func("today" if isinstance(node, exp.CurrentDate) else "now")
     if isinstance(node, exp.Quantile):
         return exp.func("quantile_cont", node.this, node.args["quantile"])
     if isinstance(node, exp.First):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
 from sqlglot import exp
 
-from icefloe.errors import InvalidInputError
-from icefloe.tables.evaluate import match_leaf
+from icefloe.errors import InvalidInputError, suggest
+from icefloe.lazy_exports import lazy_module
 from icefloe.tables.grids import session_zone
 from icefloe.tables.predicates import (
     And,
@@ -41,6 +40,15 @@ from icefloe.tables.sql_plan import (
     parse_query,
 )
 from icefloe.tables.views import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from icefloe.tables import evaluate
+else:
+    # A wrong name is reported before Arrow and Zarr are imported.
+    pa = lazy_module("pyarrow")
+    evaluate = lazy_module("icefloe.tables.evaluate")
 
 
 class Tables(Protocol):
@@ -72,12 +80,23 @@ def plan_query(text: str, tables: Tables, *, rows_only: Sequence[str] = ()) -> Q
     Raises
     ------
     InvalidInputError
-        The text is not one SELECT statement, or it names a table that does not exist.
+        The text is not one SELECT statement, or it names a table or a column that does not exist.
     """
     query = parse_query(text)
     return _Planner(query, tables, frozenset(rows_only)).run()
 
 
+def check_names(text: str, tables: Tables) -> None:
+    """Raise an error if a query names a table or a column that does not exist. Nothing else is read."""
+    _Planner(parse_query(text), tables, frozenset()).find_names()
+
+
+_FUNCTIONS_WITHOUT_PARENTHESES = (
+    "current_date current_time current_timestamp current_user localtime localtimestamp now rowid today user"
+)
+_UNITS = "microsecond millisecond second minute hour day week month quarter year decade century millennium"
+_NOT_COLUMNS = frozenset((*_FUNCTIONS_WITHOUT_PARENTHESES.split(), *_UNITS.split()))
+"""Words that stand for a function or a unit of time where no column has the name."""
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Mod)
 _PROMOTED = (*_ARITHMETIC, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _WHOLE = ("TINYINT", "SMALLINT", "INT", "BIGINT")
@@ -96,7 +115,7 @@ _MEASURES: Mapping[type[exp.Expr], str] = {
     exp.AnyValue: "min",
     exp.First: "min",
 }
-_SUMMABLE = (pa.int8(), pa.int16(), pa.int32(), pa.float32(), pa.float64())
+_SUMMABLE = ("int8", "int16", "int32", "float", "double")
 """Types whose sums cannot overflow 64 bits."""
 
 
@@ -145,10 +164,15 @@ class _Planner:
         self._sources: dict[int, list[_Source]] = {}
         self._ctes: dict[int, list[exp.Table]] = {}
 
-    def run(self) -> QueryPlan:
+    def find_names(self) -> None:
+        """Find the tables of the query, and check the names of columns."""
         for select in list(self._query.find_all(exp.Select)):
             _name_columns(select)
         self._find_tables()
+        self._check_columns()
+
+    def run(self) -> QueryPlan:
+        self.find_names()
         self._unify_types()
         selects = list(self._query.find_all(exp.Select))
         for select in selects:
@@ -169,7 +193,7 @@ class _Planner:
             read |= {key.dimension for key in mention.aggregation.keys}
             cells = [each.predicate for each in conditions if each.is_exact and each.dimension is None]
             read |= {name for each in cells for name in (mention.table.find_column(c) for c in columns_of(each))}
-            columns = tuple(name for name in mention.table.schema.names if name in read)
+            columns = tuple(name for name in mention.table.names if name in read)
         return Relation(
             mention.name, mention.text, mention.table, columns, conditions, mention.aggregation, mention.fallback
         )
@@ -246,7 +270,7 @@ class _Planner:
         alias = str(node.alias_or_name).lower()
         mention = self._mentions.get(id(node))
         if mention is not None:
-            names = frozenset(name.lower() for name in mention.table.schema.names)
+            names = frozenset(name.lower() for name in mention.table.names)
             return _Source(alias, join, mention, columns=names if mention.is_plain else None)
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             cte = self._find_cte(node)
@@ -297,6 +321,32 @@ class _Planner:
             return None
         holding = [source for source in sources if name in (source.columns or ())]
         return holding[0] if len(holding) == 1 else None
+
+    def _check_columns(self) -> None:
+        """Raise an error for a column that no table of the query has.
+
+        Names whose meaning is not certain are left to the engine.
+        """
+        for column in self._query.find_all(exp.Column):
+            if isinstance(column.this, exp.Star) or column.find_ancestor(exp.Lambda, exp.Pivot) is not None:
+                continue
+            scope = column.find_ancestor(exp.Select, exp.SetOperation)
+            sources: list[_Source] = []
+            named: set[str] = set()
+            while isinstance(scope, exp.Select):
+                sources += self.sources(scope)
+                named |= {each.alias_or_name.lower() for each in scope.expressions if isinstance(each, exp.Alias)}
+                scope = scope.find_ancestor(exp.Select, exp.SetOperation)
+            if column.table:
+                sources = [source for source in sources if source.alias == column.table.lower()]
+                named = set()
+            known = [source.columns for source in sources if source.columns is not None]
+            name = column.name.lower()
+            if not sources or len(known) < len(sources) or name in named.union(*known):
+                continue
+            if not column.table and (name in _NOT_COLUMNS or any(name == source.alias for source in sources)):
+                continue
+            raise _no_column(column.name, sources)
 
     # Types. Spark compares and computes floats with integers or doubles as doubles.
 
@@ -391,7 +441,7 @@ class _Planner:
             used |= {(each.name.lower(), "") for each in join.args.get("using") or []}
         needed = {}
         for mention in self._mentions.values():
-            names = mention.table.schema.names
+            names = mention.table.names
             everything = mention.all_columns or not mention.is_plain
             wanted = [
                 name
@@ -682,7 +732,7 @@ class _Block:
         return self._measures.setdefault(text, made)
 
     def _is_correlated(self, query: exp.Query) -> bool:
-        names = {name.lower() for name in self._mention.table.schema.names}
+        names = {name.lower() for name in self._mention.table.names}
         for column in query.find_all(exp.Column):
             if column.table.lower() == self._mention.alias:
                 return True
@@ -691,6 +741,16 @@ class _Block:
             if not column.table and column.name.lower() in names and may_be_outer:
                 return True
         return False
+
+
+def _no_column(name: str, sources: Sequence[_Source]) -> InvalidInputError:
+    names: dict[str, None] = {}
+    for source in sources:
+        spelled = source.mention.table.names if source.mention is not None else sorted(source.columns or ())
+        names |= dict.fromkeys(spelled)
+    tables = ", ".join(dict.fromkeys(s.mention.text if s.mention is not None else s.alias for s in sources))
+    near = suggest(name, names)
+    return InvalidInputError(f"there is no column {name!r} in {tables}{near}. There are: {', '.join(names)}")
 
 
 def _name_columns(select: exp.Select) -> None:
@@ -806,7 +866,7 @@ def _is_exact(table: Table, predicate: Predicate, zone: Any) -> bool:
     if not isinstance(predicate, Comparison | Membership | NullTest) or len(columns_of(predicate)) != 1:
         return False
     kind = table.schema.field(predicate.column).type
-    return match_leaf(pa.array([], type=kind), predicate, zone) is not None
+    return evaluate.match_leaf(pa.array([], type=kind), predicate, zone) is not None
 
 
 def _is_constant(node: exp.Expr) -> bool:
@@ -818,7 +878,7 @@ def _is_measurable(type: pa.DataType, function: str) -> bool:
         return True
     if function in ("min", "max"):
         return bool(pa.types.is_integer(type) or pa.types.is_floating(type) or pa.types.is_timestamp(type))
-    return type in _SUMMABLE
+    return str(type) in _SUMMABLE
 
 
 def _kind_of_type(type: pa.DataType) -> str:

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from icefloe.errors import InvalidInputError, suggest
+from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
 from icefloe.storage.build import storage_from_url
 from icefloe.tables.grids import parse_instant, session_zone
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = lazy_module("yaml")
 
 DRIVER_VARIABLE = "ICEFLOE_DRIVER_PID"
 """The environment variable in which processes that Spark starts find the process id of the driver."""

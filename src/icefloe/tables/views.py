@@ -7,17 +7,15 @@ import hashlib
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from icefloe.errors import InvalidInputError, NodeNotFoundError, suggest
+from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.repository import Repository
 from icefloe.repository.repository import resolve_revision
 from icefloe.session.session import Session
-from icefloe.tables.grids import list_grids, parse_instant, session_zone, to_microseconds
-from icefloe.tables.metadata_tables import SCHEMAS
-from icefloe.tables.scans import grid_at
+from icefloe.tables.grids import dimensions_of, list_grids, parse_instant, session_zone, to_microseconds
 from icefloe.tables.table_options import (
     METADATA_TABLES,
     RepositoryAddress,
@@ -26,6 +24,15 @@ from icefloe.tables.table_options import (
     address_of,
     session_at,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from icefloe.tables import metadata_tables, scans
+else:
+    # A wrong name is reported before Arrow and Zarr are imported.
+    metadata_tables = lazy_module("icefloe.tables.metadata_tables")
+    scans = lazy_module("icefloe.tables.scans")
 
 ROOT_VIEW = "cells"
 
@@ -140,14 +147,23 @@ class Table:
     """A table that a query reads: arrays of a group or metadata, at a snapshot."""
 
     view: View
+    address: RepositoryAddress
     snapshot_id: str
-    schema: pa.Schema
+    names: tuple[str, ...]
+    """Of the columns."""
     dimensions: tuple[str, ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The names and types of the columns."""
+        if self.view.table is not None:
+            return metadata_tables.SCHEMAS[self.view.table]
+        return scans.grid_at(self.address, self.snapshot_id, self.view.group, self.view.variables, False).schema()
 
     def find_column(self, name: str) -> str | None:
         """Return the column with a name, in any case."""
         lowered = name.lower()
-        return next((known for known in self.schema.names if known.lower() == lowered), None)
+        return next((known for known in self.names if known.lower() == lowered), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +191,10 @@ class Catalog:
         session = session_at(self.address, snapshot_id)
         view = find_view(session, name, quoted=quoted)
         if view.table is not None:
-            return Table(view, snapshot_id, SCHEMAS[view.table])
-        grid = grid_at(self.address, snapshot_id, view.group, view.variables or None, False)
-        return Table(view, snapshot_id, grid.schema(), grid.dims)
+            names = tuple(metadata_tables.SCHEMAS[view.table].names)
+            return Table(view, self.address, snapshot_id, names)
+        dimensions = dimensions_of(session, f"{view.group.rstrip('/')}/{view.variables[0]}")
+        return Table(view, self.address, snapshot_id, (*dimensions, *view.variables), dimensions)
 
     def options(self, table: Table, variables: Sequence[str] | None = None) -> TableOptions:
         """Return the options that read a table."""
