@@ -130,21 +130,6 @@ from icefloe.formats.config_yaml import config_from_yaml as config_from_yaml
 from icefloe.formats.config_yaml import config_to_yaml as config_to_yaml
 from icefloe.maintenance.collect import GCSummary as GCSummary
 from icefloe.maintenance.expire import RetentionRule as RetentionRule
-from icefloe.model.administration import (
-    FeatureFlag as FeatureFlag,
-)
-from icefloe.model.administration import (
-    RepoAvailability as RepoAvailability,
-)
-from icefloe.model.administration import (
-    RepoStatus as RepoStatus,
-)
-from icefloe.model.administration import (
-    Update as Update,
-)
-from icefloe.model.administration import (
-    UpdateType as UpdateType,
-)
 from icefloe.model.capabilities import (
     Capabilities as Capabilities,
 )
@@ -215,6 +200,21 @@ from icefloe.model.snapshot import BranchPosition as BranchPosition
 from icefloe.model.snapshot import Diff as Diff
 from icefloe.model.snapshot import ManifestFileInfo as ManifestFileInfo
 from icefloe.model.snapshot import SnapshotInfo as SnapshotInfo
+from icefloe.model.status import (
+    FeatureFlag as FeatureFlag,
+)
+from icefloe.model.status import (
+    RepoAvailability as RepoAvailability,
+)
+from icefloe.model.status import (
+    RepoStatus as RepoStatus,
+)
+from icefloe.model.status import (
+    Update as Update,
+)
+from icefloe.model.status import (
+    UpdateType as UpdateType,
+)
 from icefloe.model.virtual_chunk_container import (
     AzureObjectStore as AzureObjectStore,
 )

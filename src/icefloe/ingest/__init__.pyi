@@ -5,10 +5,10 @@ from icefloe.ingest.derived_arrays import BestEstimate as BestEstimate
 from icefloe.ingest.derived_arrays import PyramidResult as PyramidResult
 from icefloe.ingest.derived_arrays import best_estimate as best_estimate
 from icefloe.ingest.derived_arrays import pyramid_local as pyramid_local
-from icefloe.ingest.local import IngestResult as IngestResult
-from icefloe.ingest.local import SessionSink as SessionSink
-from icefloe.ingest.local import ingest_local as ingest_local
-from icefloe.ingest.local import read_existing as read_existing
+from icefloe.ingest.local_ingest import IngestResult as IngestResult
+from icefloe.ingest.local_ingest import SessionSink as SessionSink
+from icefloe.ingest.local_ingest import ingest_local as ingest_local
+from icefloe.ingest.local_ingest import read_existing as read_existing
 from icefloe.ingest.parsers.registry import FORMATS as FORMATS
 from icefloe.ingest.parsers.registry import open_source as open_source
 from icefloe.ingest.parsers.registry import parse_schema as parse_schema
@@ -36,7 +36,7 @@ from icefloe.ingest.sources import expand_sources as expand_sources
 from icefloe.ingest.sync import SyncPlan as SyncPlan
 from icefloe.ingest.sync import SyncResult as SyncResult
 from icefloe.ingest.sync import sync_local as sync_local
-from icefloe.ingest.tasks import BlockSink as BlockSink
-from icefloe.ingest.tasks import IngestTask as IngestTask
-from icefloe.ingest.tasks import TaskResult as TaskResult
-from icefloe.ingest.tasks import run_task as run_task
+from icefloe.ingest.write_tasks import BlockSink as BlockSink
+from icefloe.ingest.write_tasks import IngestTask as IngestTask
+from icefloe.ingest.write_tasks import TaskResult as TaskResult
+from icefloe.ingest.write_tasks import run_task as run_task
