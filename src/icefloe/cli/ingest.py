@@ -36,7 +36,7 @@ from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.plan import IngestPlan, PlanView
 from icefloe.ingest.record import Vanished, explain_authorisation
 from icefloe.ingest.source_model import GAP, SourceFailure
-from icefloe.ingest.sources import IngestOptions, Mode, OnError, Overlap
+from icefloe.ingest.sources import IngestOptions, Longitudes, Mode, OnError, Overlap
 from icefloe.ingest.sync import SyncResult, sync_local
 from icefloe.repository import Repository
 from icefloe.storage.build import in_memory_storage
@@ -109,6 +109,20 @@ class CombineOptions:
             help="Coordinates in the names of files, for example 't2m_{time:%Y%m%d}.nc' or '{member:d}/{step:d}h.nc'.",
         ),
     ] = None
+    sort: Annotated[
+        Texts,
+        typer.Option(
+            "--sort", metavar="DIM[=DIRECTION]", help="Sort files along dimensions, for example lat=descending."
+        ),
+    ] = None
+    flip: Annotated[Texts, typer.Option("--flip", metavar="DIMS", help="Reverse files along these dimensions.")] = None
+    longitudes: Annotated[
+        Longitudes | None, typer.Option("--longitudes", help="Convert longitudes to this range, and sort them.")
+    ] = None
+    tolerance: Annotated[
+        float | None,
+        typer.Option("--tolerance", metavar="NUMBER", help="Coordinates of files that differ by no more are the same."),
+    ] = None
     overlap: Annotated[
         Overlap, typer.Option("--overlap", help="Which file to use for cells that several files have.")
     ] = "error"
@@ -138,8 +152,10 @@ class CombineOptions:
     def as_options(self) -> dict[str, Any]:
         """The arguments of `IngestOptions`."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("variables", "drop_variables", "concat_dims"):
+        for name in ("variables", "drop_variables", "concat_dims", "flip"):
             given[name] = parse_names(given[name])
+        sort = [each if "=" in each else f"{each}=ascending" for each in parse_names(self.sort) or ()]
+        given["sort"] = parse_pairs(sort, "--sort") or None
         given["rename"] = parse_pairs(self.rename, "--rename") or None
         given["chunks"] = parse_numbers(self.chunks, "--chunks") or None
         return without_none(given)

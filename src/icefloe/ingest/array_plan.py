@@ -54,6 +54,8 @@ class ArrayPlan:
     joined: tuple[str, ...]
     template: SourceVariable
     is_new: bool = True
+    repacks: bool = False
+    """Values of files are rounded to the packing of the array, as the caller asked."""
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -147,12 +149,42 @@ def convert_values(values: npt.NDArray[Any], variable: SourceVariable, array: Ar
     elif target.is_plain and not target.sign and np.dtype(array.dtype).kind == "f":
         own = variable.decoded_dtype or decoded_dtype(variable.dtype, variable.attributes)
         result = _cast(unpack(values, source, own), variable, array, target)
+    elif array.repacks:
+        return _pack(unpack(values, source, "<f8"), variable, array, target)
     else:
         raise InvalidInputError(
             f"{variable.path} is packed with {source}, the array {array.path} with {target}. Use unpack=True",
             path=array.path,
         )
     return result if source.fills == target.fills else _fill_anew(result, values, variable, array, source, target)
+
+
+def _pack(
+    values: npt.NDArray[np.float64], variable: SourceVariable, array: ArrayPlan, target: Packing
+) -> npt.NDArray[Any]:
+    """Round values to packed integers. NaN becomes the missing value."""
+    wanted = np.dtype(array.dtype)
+    missing = np.isnan(values)
+    numbers = np.rint((np.where(missing, target.offset, values) - target.offset) / target.scale)
+    limits = np.iinfo(wanted)
+    is_lost = ~missing & ((numbers < limits.min) | (numbers > limits.max))
+    for fill in target.fills:
+        is_lost |= ~missing & (numbers == fill)
+    if bool(is_lost.any()):
+        raise InvalidInputError(
+            f"{values[is_lost].reshape(-1)[0]:g} of {variable.path} does not fit the array /{array.path} of {wanted} "
+            f"with {target}",
+            path=array.path,
+        )
+    result = np.where(missing, 0, numbers).astype(wanted)
+    if bool(missing.any()):
+        if target.fill is None:
+            raise InvalidInputError(
+                f"values of {variable.path} are missing, but the packing of /{array.path} has no _FillValue",
+                path=array.path,
+            )
+        result[missing] = target.fill
+    return result
 
 
 def _find_times(

@@ -83,6 +83,7 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
     datasets: dict[str, list[Member]] = {}
     shared: dict[tuple[int, ...], tuple[Any, dict[str, SourceVariable]]] = {}
     extended: dict[tuple[int, ...], dict[str, SourceVariable]] = {}
+    arranged: dict[Any, Any] = {}
     for order, schema in schemas:
         below = target_group(schema.file, options)
         for group in _groups(schema):
@@ -115,6 +116,8 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
                     if folder == group
                 },
             )
+            if options.sort or options.flip or options.longitudes is not None:
+                member = _arranged(member, options, arranged)
             datasets.setdefault(join_path(below, group), []).append(member)
     return datasets
 
@@ -154,6 +157,185 @@ def _named_variable(dim: str, dtype: str, units: str | None, has_dim: bool) -> S
     return SourceVariable(dim, dims, shape, dtype, shape, attributes, layout="named", not_virtual=reason)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """How the cells of a file are used along a dimension."""
+
+    order: tuple[int, ...]
+    added: tuple[float, ...] = ()
+    """What is added to the coordinate."""
+    coordinate: Coordinate | None = None
+    """The coordinate afterwards."""
+
+
+def _arranged(member: Member, options: IngestOptions, shared: dict[Any, Any]) -> Member:
+    """The member with its cells in the order that the options ask for. Similar files share the same values."""
+    found: dict[str, _Arrangement] = {}
+    for dim, size in member.sizes().items():
+        coordinate, variable = member.coordinates.get(dim), member.variables.get(dim)
+        key = (dim, size, None if coordinate is None else (coordinate.digest, id(coordinate)), id(variable))
+        if key not in shared:
+            # The values are kept too, or their ids could be reused.
+            shared[key] = _arrange(member, dim, size, options), coordinate, variable
+        if shared[key][0] is not None:
+            found[dim] = shared[key][0]
+    _check_longitudes(member, options)
+    if not found:
+        return member
+    variables, coordinates, digests = dict(member.variables), dict(member.coordinates), dict(member.digests)
+    for name, variable in member.variables.items():
+        own = [dim for dim in variable.dims if dim in found]
+        if not own:
+            continue
+        ids = (id(variable), *(id(found[dim]) for dim in own))
+        if ids not in shared:
+            orders = {dim: found[dim].order for dim in own}
+            added = {d: found[d].added for d in own if found[d].added and name in (d, _bounds_of(member, d))}
+            reason = f"its cells are in another order along {own[0]}"
+            again = replace(variable, order=orders, added=added, not_virtual=variable.not_virtual or reason)
+            shared[ids] = again, variable, [found[dim] for dim in own]
+        variables[name] = shared[ids][0]
+        if name in digests:
+            digests[name] = f"{digests[name]}:{hash(tuple((found[d].order, found[d].added) for d in own))}"
+    for dim, arrangement in found.items():
+        if arrangement.coordinate is not None:
+            coordinates[dim] = arrangement.coordinate
+    return replace(member, variables=variables, coordinates=coordinates, digests=digests)
+
+
+def _arrange(member: Member, dim: str, size: int, options: IngestOptions) -> _Arrangement | None:
+    """How the cells of a file are used along a dimension. None if they are used as they are."""
+    coordinate, variable = member.coordinates.get(dim), member.variables.get(dim)
+    is_wrapped = options.longitudes is not None and _is_longitude(dim, variable)
+    if dim not in options.sort and dim not in options.flip and not is_wrapped:
+        return None
+    order = np.arange(size)[:: -1 if dim in options.flip else 1]
+    values = None if coordinate is None else coordinate.values
+    added: npt.NDArray[Any] = np.zeros(0)
+    if dim in options.sort or is_wrapped:
+        packing = packing_of(variable.attributes, variable.dtype) if variable is not None else None
+        if values is None or len(values) != size or (values.dtype.kind == "f" and bool(np.isnan(values).any())):
+            raise InvalidInputError(
+                f"{member.file.url} cannot be sorted along {dim}, which has no coordinate, too many values or missing "
+                "ones",
+                url=member.file.url,
+                dim=dim,
+            )
+        values = values[order]
+        if is_wrapped:
+            if (packing is not None and not packing.is_plain) or values.dtype.kind not in "if":
+                raise InvalidInputError(
+                    f"{member.file.url} has longitudes of type {values.dtype} or packed ones. Convert them with "
+                    "preprocess",
+                    url=member.file.url,
+                )
+            start = 0.0 if options.longitudes == "0..360" else -180.0
+            turns = np.floor((values.astype(np.float64) - start) / 360.0)
+            added = (-360 * turns).astype(values.dtype)
+            values = values + added
+        down = options.sort.get(dim) == "descending"
+        # A negative scale reverses packed numbers.
+        down = down != (packing is not None and packing.scale < 0)
+        sorter = np.argsort(values, kind="stable")[:: -1 if down else 1]
+        order, values = order[sorter], values[sorter]
+        added = added[sorter] if is_wrapped and bool(added.any()) else np.zeros(0)
+        if is_wrapped and bool((values[1:] == values[:-1]).any()):
+            raise InvalidInputError(
+                f"{member.file.url} has the same meridian twice along {dim}, such as 0 and 360 degrees. Leave one out "
+                "with preprocess",
+                url=member.file.url,
+                dim=dim,
+            )
+    elif values is not None:
+        values = values[order]
+    if np.array_equal(order, np.arange(size)) and not len(added):
+        return None
+    summary = None if values is None else summarise_coordinate(values)
+    return _Arrangement(tuple(order.tolist()), tuple(added.tolist()), summary)
+
+
+_EAST = frozenset({"degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee"})
+
+
+def _is_longitude(name: str, variable: SourceVariable | None) -> bool:
+    attributes = {} if variable is None else variable.attributes
+    units, standard_name = str(attributes.get("units", "")).lower(), attributes.get("standard_name")
+    return units in _EAST or standard_name == "longitude" or name.lower() in ("lon", "longitude", "long")
+
+
+def _bounds_of(member: Member, dim: str) -> str | None:
+    variable = member.variables.get(dim)
+    return None if variable is None else str(variable.attributes.get("bounds"))
+
+
+def _check_longitudes(member: Member, options: IngestOptions) -> None:
+    """Refuse longitudes that are not those of a dimension. Their cells have no order to follow."""
+    for name, variable in member.variables.items() if options.longitudes is not None else ():
+        own = variable.dims[0] if variable.dims else None
+        is_bounds = own is not None and name == _bounds_of(member, own)
+        if variable.dims != (name,) and not is_bounds and _is_longitude(name, variable):
+            raise InvalidInputError(
+                f"the longitudes {name!r} of {member.file.url} have the dimensions {variable.dims}. Only longitudes "
+                "of a dimension are converted: use preprocess",
+                url=member.file.url,
+            )
+
+
+def snap_coordinates(
+    members: Sequence[Member],
+    tolerance: float | Mapping[str, float] | None,
+    stored: Mapping[str, npt.NDArray[Any] | None],
+) -> Sequence[Member]:
+    """The members with equal coordinates where they differ by no more than a tolerance.
+
+    The coordinates of the repository (`stored`) or of the first member are used.
+    """
+    if tolerance is None:
+        return members
+    known: dict[str, list[Coordinate]] = {}
+    for dim, values in stored.items():
+        if values is not None and values.dtype.kind in "iuf":
+            known[dim] = [summarise_coordinate(values)]
+    result: list[Member] = []
+    shared: dict[tuple[str, int], tuple[Coordinate, Coordinate]] = {}
+    for member in members:
+        changed: dict[str, Coordinate] = {}
+        for dim, coordinate in member.coordinates.items():
+            variable = member.variables.get(dim)
+            if variable is None or variable.dims != (dim,) or variable.dtype == "string":
+                continue
+            is_time = is_time_units(variable.attributes.get("units"))
+            limit = tolerance.get(dim) if isinstance(tolerance, Mapping) else None if is_time else tolerance
+            if limit is None or coordinate.values is None or coordinate.values.dtype.kind not in "iuf":
+                continue
+            key = (dim, id(coordinate))
+            if key not in shared:
+                shared[key] = _snapped(member, dim, coordinate, limit, known.setdefault(dim, [])), coordinate
+            if shared[key][0] is not coordinate:
+                changed[dim] = shared[key][0]
+        result.append(replace(member, coordinates={**member.coordinates, **changed}) if changed else member)
+    return result
+
+
+def _snapped(member: Member, dim: str, own: Coordinate, limit: float, known: list[Coordinate]) -> Coordinate:
+    """The known coordinate that differs by no more than the limit, or the own one, which is known from now on."""
+    assert own.values is not None
+    values = own.values.astype(np.float64)
+    if own.size > 1 and bool((np.abs(np.diff(values)) <= 2 * limit).any()):
+        raise InvalidInputError(
+            f"the tolerance {limit:g} along {dim} is too large: neighbours of {member.file.url} differ by less than "
+            "two times that",
+            url=member.file.url,
+            dim=dim,
+        )
+    for other in known:
+        same = other.values.astype(np.float64) if other.values is not None and other.size == own.size else None
+        if same is not None and bool((np.abs(same - values) <= limit).all()):
+            return other if other.digest != own.digest else own
+    known.append(own)
+    return own
+
+
 def target_group(file: SourceFile, options: IngestOptions) -> str:
     """The target group of a file's groups."""
     return join_path(options.group, _group_of(file, options))
@@ -187,12 +369,19 @@ def _check_names(schemas: Sequence[SourceSchema], options: IngestOptions) -> Non
             near = suggest(name, present | dims)
             raise InvalidInputError(f"no source has a variable or dimension {name!r} to rename{near}")
     renamed = {options.rename.get(d, d) for d in dims}
-    if options.pattern is not None and options.chunks and schemas:
+    if options.pattern is not None and schemas:
         renamed |= name_values(schemas[0].file.url, options.pattern).keys()
     for name in options.chunks:
         if name not in renamed | {options.append_dim, *(options.concat_dims or ())}:
             raise InvalidInputError(f"chunks: no source has a dimension {name!r}{suggest(name, renamed)}")
+    for option in ("sort", "flip", *(("tolerance",) if isinstance(options.tolerance, Mapping) else ())):
+        for name in getattr(options, option):
+            if name not in renamed:
+                raise InvalidInputError(f"{option}: no source has a dimension {name!r}{suggest(name, renamed)}")
     targets = {options.rename.get(name, name) for name in present}
+    for name in options.pack:
+        if name.rpartition("/")[2] not in targets:
+            raise InvalidInputError(f"pack: no source has a variable {name!r}{suggest(name, targets)}")
     for name in options.dtypes:
         if name.rpartition("/")[2] not in targets:
             raise InvalidInputError(f"dtypes: no source has a variable {name!r}{suggest(name, targets)}")

@@ -18,7 +18,15 @@ from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, convert_member, joined_values
 from icefloe.ingest.cf import find_time_units, format_range
-from icefloe.ingest.members import Member, compare_variable, join_path, missing_variables, split_datasets, target_group
+from icefloe.ingest.members import (
+    Member,
+    compare_variable,
+    join_path,
+    missing_variables,
+    snap_coordinates,
+    split_datasets,
+    target_group,
+)
 from icefloe.ingest.placement import (
     Existing,
     JoinedDimension,
@@ -89,6 +97,8 @@ def plan_dataset(
     existing: Existing,
 ) -> DatasetPlan:
     """Find the joined dimensions, compare the members, determine their positions, and describe the arrays."""
+    stored = {d: existing.coordinate(join_path(group, d)) for d in members[0].sizes()} if existing.arrays else {}
+    members = snap_coordinates(members, options.tolerance, stored)
     asked = _asked_dims(options, members)
     names = find_joined_dims(members, asked)
     _check_dimensions(group, members, names, options, existing)
@@ -404,7 +414,7 @@ def _issues(
             list(joined),
             virtual=name in virtual,
             keep_times=options.mode == "virtual",
-            unpack=options.unpack,
+            unpack=options.unpack or name in options.pack,
             is_asked=name in options.dtypes,
         )
         by_rank.setdefault(tuple(d for d in joined if d in reference.dims), []).append(name)

@@ -419,6 +419,8 @@ class Catalogue:
     groups: Mapping[str, str] = field(default_factory=dict)
     chunks: Mapping[str, int] = field(default_factory=dict)
     """The chunk lengths that the caller asked for."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """`IngestOptions.recorded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +486,8 @@ def read_catalogue(repository: Repository, metadata: Mapping[str, Any], group: s
             sources.pop(url, None)
         sources.update({source.file.url: source for source in each.sources})
     arrays = {path: (str(kind), tuple(joined)) for path, (kind, joined) in newest["arrays"].items()}
-    return StoredCatalogue(Catalogue(sources, arrays, newest["groups"], newest["chunks"]), tuple(objects))
+    catalogue = Catalogue(sources, arrays, newest["groups"], newest["chunks"], newest.get("settings", {}))
+    return StoredCatalogue(catalogue, tuple(objects))
 
 
 def _fetch_segment(repository: Repository, key: str) -> tuple[Mapping[str, Any], int]:
@@ -557,6 +560,7 @@ def _encode_segment(catalogue: Catalogue, sources: Sequence[CataloguedSource], r
         "arrays": {path: [kind, list(joined)] for path, (kind, joined) in catalogue.arrays.items()},
         "groups": dict(catalogue.groups),
         "chunks": dict(catalogue.chunks),
+        "settings": dict(catalogue.settings),
         "removed": list(removed),
         "sources": [_encode_source(source, tables) for source in sources],
         "tables": {name: table.values for name, table in tables.items()},

@@ -151,6 +151,10 @@ class SourceVariable:
         The variable as it is in the file, if only a part of it is used.
     first
         The first cell of the part in the whole variable.
+    order
+        The cells of the file by dimension, in the order in which they are used. Other dimensions are as in the file.
+    added
+        Numbers that are added to the values of the file along a dimension, in the order in which they are used.
 
     Examples
     --------
@@ -181,6 +185,10 @@ class SourceVariable:
     """The variable as it is in the file, if only a part of it is used."""
     first: tuple[int, ...] = ()
     """The first cell of the part in the whole variable."""
+    order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The cells of the file by dimension, in the order in which they are used."""
+    added: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers that are added to the values of the file along a dimension."""
 
     @property
     def name(self) -> str:

@@ -26,6 +26,8 @@ Mode: TypeAlias = Literal["native", "virtual", "mixed"]
 OnError: TypeAlias = Literal["fail", "skip"]
 AppendOrder: TypeAlias = Literal["after", "any"]
 Overlap: TypeAlias = Literal["error", "first", "last"]
+Direction: TypeAlias = Literal["ascending", "descending"]
+Longitudes: TypeAlias = Literal["0..360", "-180..180"]
 NamedValues: TypeAlias = Callable[[str], Mapping[str, Any]]
 Region: TypeAlias = "Mapping[str, tuple[int, int] | slice] | Literal['auto']"
 
@@ -95,6 +97,18 @@ class IngestOptions:
         dimension for a URL. Files are stacked along these dimensions. `t2m_{time:%Y%m%d}.nc` has times,
         `{member:d}/*_{step:d}h.nc` has whole numbers, `{model}.nc` has texts. `{x:f}` is a number, `{year:4d}` has four
         digits, `*` is any text without a slash.
+    sort
+        Sort every file along these dimensions: `ascending` or `descending` by dimension.
+    flip
+        Reverse every file along these dimensions.
+    longitudes
+        Convert longitudes to `0..360` or `-180..180` degrees, and sort every file along them.
+    tolerance
+        The largest difference between coordinates of different files that are the same, as one number for all
+        dimensions except times, or by dimension. The coordinates of the repository or of the first file are used.
+    pack
+        Native mode: store variables as packed integers, by target variable: `dtype`, `scale_factor`, `add_offset` and
+        `_FillValue`. Values are rounded to the scale. Values out of range are an error.
 
     Examples
     --------
@@ -128,6 +142,11 @@ class IngestOptions:
     overlap: Overlap = "error"
     overlap_by: str | Callable[[str], Any] = "name"
     pattern: str | NamedValues | None = None
+    sort: Mapping[str, Direction] = field(default_factory=dict)
+    flip: tuple[str, ...] = ()
+    longitudes: Longitudes | None = None
+    tolerance: float | Mapping[str, float] | None = None
+    pack: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
@@ -136,11 +155,21 @@ class IngestOptions:
         _choose("overlap", self.overlap, ("error", "first", "last"))
         if self.append_dim is not None and self.region is not None:
             raise InvalidInputError("give either append_dim or region. A region is a part of existing arrays")
-        if self.mode == "virtual" and (self.chunks or self.codecs or self.dtypes or self.unpack or self.time_units):
+        changing = ("chunks", "codecs", "dtypes", "unpack", "time_units", "pack")
+        if self.mode == "virtual" and any(getattr(self, name) for name in changing):
             raise InvalidInputError(
-                "mode='virtual' does not change the data. chunks, codecs, dtypes, unpack and time_units need "
-                "mode='native' (or 'mixed' for small arrays)"
+                f"mode='virtual' does not change the data. {', '.join(changing)} need mode='native' (or 'mixed' for "
+                "small arrays)"
             )
+        for direction in self.sort.values():
+            _choose("sort", direction, ("ascending", "descending"))
+        if self.longitudes is not None:
+            _choose("longitudes", self.longitudes, ("0..360", "-180..180"))
+        for limit in self.tolerance.values() if isinstance(self.tolerance, Mapping) else (self.tolerance or 0,):
+            if not limit >= 0:
+                raise InvalidInputError(f"the tolerance is {limit}, expected a number of at least 0")
+        for name, packing in self.pack.items():
+            _check_packing(name, packing)
         for name, length in self.chunks.items():
             if length < 1:
                 raise InvalidInputError(f"the chunk length of dimension {name} is {length}, expected at least 1")
@@ -155,6 +184,36 @@ class IngestOptions:
             parse_name_pattern(self.pattern)
         if isinstance(self.overlap_by, str) and self.overlap_by not in ("name", "time"):
             _check_pattern("pattern overlap_by", self.overlap_by, "the order of files (or use `name` or `time`)")
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the options that change the cells of a source. A catalogue of sources keeps them.
+
+        Returns
+        -------
+        dict
+            The options, as JSON.
+
+        Examples
+        --------
+        >>> IngestOptions(flip=("lat",)).recorded()
+        {'flip': ['lat']}
+        """
+        found = {"sort": dict(self.sort), "flip": list(self.flip), "longitudes": self.longitudes}
+        return {name: value for name, value in found.items() if value}
+
+
+def _check_packing(name: str, packing: Mapping[str, Any]) -> None:
+    unknown = packing.keys() - {"dtype", "scale_factor", "add_offset", "_FillValue"}
+    if unknown or "dtype" not in packing or "scale_factor" not in packing:
+        raise InvalidInputError(
+            f"pack of {name} has {sorted(packing)}, expected dtype, scale_factor, and perhaps add_offset and _FillValue"
+        )
+    dtype, fill = np.dtype(packing["dtype"]), packing.get("_FillValue")
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    if limits is None or (fill is not None and not limits.min <= fill <= limits.max):
+        raise InvalidInputError(f"pack of {name}: {dtype} is not a type of integers that holds its _FillValue {fill}")
+    if not (np.isfinite(packing["scale_factor"]) and packing["scale_factor"]):
+        raise InvalidInputError(f"pack of {name}: the scale_factor is {packing['scale_factor']}")
 
 
 def _choose(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -290,6 +290,10 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> 
     before = archive.catalogue or Catalogue()
     if not found.sources:
         return SyncPlan(found.changes, None, deleted=tuple(sorted(before.arrays)), catalogue=Catalogue())
+    settings = options.recorded()
+    if archive.catalogue is not None and dict(before.settings) != settings:
+        # The cells of unchanged sources are used in another way.
+        archive = replace(archive, all_foreign=True)
     chunks = _kept_chunks(before, archive, options)
     schemas = [source.schema for source in found.sources.values() if source.schema is not None]
     fresh = plan_ingest(schemas, options, existing=Existing(chunks=chunks))
@@ -315,6 +319,7 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> 
         {path: (array.kind, array.joined) for path, array in sorted(fresh.arrays.items())},
         {path: _hash(each) for path, each in fresh.documents.items() if path not in fresh.arrays},
         dict(options.chunks),
+        settings,
     )
     writes = tuple(
         w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)

@@ -231,7 +231,10 @@ def _native_array(
     issues: list[SchemaIssue] = []
     try:
         stored = _choose_stored(name, variables, encoding, options, has_holes=has_holes, is_asked=wanted is not None)
-        if wanted is not None:
+        packing = options.pack.get(name, options.pack.get(path))
+        if packing is not None:
+            stored = _packed(name, variables, packing)
+        elif wanted is not None:
             stored = _retyped(np.dtype(wanted).newbyteorder("<").str, stored)
     except _NoTypeError as error:
         issues.append(_issue(members[0], name, error.facet, "one that holds all values", error.found, error.advice))
@@ -255,7 +258,21 @@ def _native_array(
     array = ArrayPlan(
         path, "native", variable.dims, shape, chunks, stored.dtype, stored.attributes, fill, document, joined, variable
     )
-    return array, issues
+    return replace(array, repacks=name in options.pack or path in options.pack), issues
+
+
+def _packed(name: str, variables: Sequence[SourceVariable], packing: Mapping[str, Any]) -> _Stored:
+    """Integers with the packing that the caller asked for."""
+    if any(v.dtype == "string" or np.dtype(v.dtype).kind not in "iuf" for v in variables):
+        raise _NoTypeError("dtype", variables[0].dtype, f"only numbers can be packed: leave out pack of {name!r}")
+    dtype = np.dtype(packing["dtype"]).newbyteorder("<").str
+    attributes = {k: v for k, v in variables[0].attributes.items() if k not in _PACKING}
+    attributes["scale_factor"] = float(packing["scale_factor"])
+    attributes["add_offset"] = float(packing.get("add_offset", 0.0))
+    fill = packing.get("_FillValue")
+    if fill is not None:
+        attributes["_FillValue"] = fill_attribute(dtype, fill)
+    return _Stored(dtype, attributes, fill_value_document(dtype, fill))
 
 
 def _choose_stored(
@@ -433,7 +450,7 @@ def _choose_kind(
     size = int(np.prod(shape, dtype=np.int64)) * (
         16 if variable.dtype == "string" else np.dtype(variable.dtype).itemsize
     )
-    if options.mode == "mixed" and (is_coordinate or size < options.native_below_bytes):
+    if options.mode == "mixed" and (is_coordinate or size < options.native_below_bytes or name in options.pack):
         return "native", variable, []
     template, reason = fit_chunks(variable, name, members, dims, joined)
     if len(joined) == 1 and dims.joined[joined[0]].spans:
@@ -637,6 +654,7 @@ def _plan_existing(
         joined,
         template,
         is_new=False,
+        repacks=_keeps_packing(own, options.pack.get(name, options.pack.get(path))),
     )
     checked: set[int] = set()
     for member in members:
@@ -718,6 +736,8 @@ def _existing_values_fit(
         return issues
     mine, other = packing_of(own.attributes, own.dtype), packing_of(variable.attributes, variable.dtype)
     is_same = (mine.scale, mine.offset, mine.sign) == (other.scale, other.offset, other.sign)
+    if not is_same and _keeps_packing(own, options.pack.get(name, options.pack.get(own.path))):
+        return issues
     unpacks = not is_same and mine.is_plain and not mine.sign and np.dtype(own.dtype).kind == "f"
     if not is_same and not unpacks:
         issues.append(
@@ -739,6 +759,17 @@ def _existing_values_fit(
         )
         issues.append(_issue(member, name, "dtype", ours_shown, theirs_shown, advice))
     return issues
+
+
+def _keeps_packing(own: SourceVariable, packing: Mapping[str, Any] | None) -> bool:
+    """Whether the caller asks for the packing that an array of the repository has."""
+    if packing is None or own.dtype == "string":
+        return False
+    mine = packing_of(own.attributes, own.dtype)
+    return np.dtype(own.dtype) == np.dtype(packing["dtype"]) and (mine.scale, mine.offset) == (
+        float(packing["scale_factor"]),
+        float(packing.get("add_offset", 0.0)),
+    )
 
 
 def _times_fit(own: SourceVariable, member: Member, name: str) -> list[SchemaIssue]:

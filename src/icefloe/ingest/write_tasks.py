@@ -538,9 +538,26 @@ def read_values(source: OpenSource, variable: SourceVariable, region: ChunkRegio
         region = tuple(slice(part.start + first, part.stop + first) for part, first in moved)
         return read_values(source, variable.whole, region)
     if variable.stacked:
-        values = np.asarray(source.values(variable.in_file(), region[variable.stacked :]))
+        values = np.asarray(read_values(source, variable.in_file(), region[variable.stacked :]))
         return values[(np.newaxis,) * variable.stacked]
-    return source.values(variable, region)
+    return _read_arranged(source, variable, region) if variable.order else source.values(variable, region)
+
+
+def _read_arranged(source: OpenSource, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
+    """Read a region of a variable whose cells are used in another order than that of the file."""
+    taken: list[npt.NDArray[np.int64]] = []
+    spans: list[slice] = []
+    for dim, part in zip(variable.dims, region, strict=True):
+        order = variable.order.get(dim)
+        cells = np.arange(part.start, part.stop) if order is None else np.array(order[part.start : part.stop])
+        spans.append(slice(int(cells.min()), int(cells.max()) + 1) if len(cells) else part)
+        taken.append(cells - spans[-1].start)
+    values = source.values(variable, tuple(spans))[np.ix_(*taken)]
+    for axis, (dim, part) in enumerate(zip(variable.dims, region, strict=True)):
+        if dim in variable.added:
+            added = np.array(variable.added[dim][part.start : part.stop], dtype=values.dtype)
+            values = values + added.reshape([-1 if a == axis else 1 for a in range(values.ndim)])
+    return values
 
 
 COMPARED_BLOCK_BYTES = 16 << 20
