@@ -286,10 +286,6 @@ def _times(when: dt.datetime, count: int) -> npt.NDArray[np.float64]:
     return (when - EPOCH).total_seconds() / 3600 + np.arange(count, dtype=np.float64)
 
 
-def _axes(weather: Weather, when: dt.datetime, count: int) -> dict[str, npt.NDArray[Any]]:
-    return {"time": _times(when, count), "latitude": weather.latitude, "longitude": weather.longitude}
-
-
 def _coordinate_attributes() -> dict[str, dict[str, Any]]:
     return {
         "time": {"standard_name": "time", "units": TIME_UNITS, "calendar": "proleptic_gregorian", "axis": "T"},

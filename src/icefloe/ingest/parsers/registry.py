@@ -170,11 +170,6 @@ def check_inside(
         )
 
 
-def with_chunks(variable: SourceVariable, chunks: Sequence[int]) -> SourceVariable:
-    """The variable with other chunks, if its layout allows it."""
-    return replace(variable, chunks=tuple(int(c) for c in chunks))
-
-
 # Modules are imported on demand, because each needs another library.
 _PARSERS: Mapping[str, tuple[str, str, str]] = {
     "hdf5": ("icefloe.ingest.parsers.hdf5", "Hdf5Source", "h5py"),
