@@ -32,6 +32,7 @@ from icefloe.spark.tasks import (
     run_tasks,
     watched,
 )
+from icefloe.tables.aggregates import AxisReducer, merge_values, reduce_cells
 from icefloe.tables.chunk_values import ChunkValues
 from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
 
@@ -93,23 +94,20 @@ class Sums:
     how: str
 
     def partial(self, values: Values, axes: Axes) -> tuple[Values, Values]:
-        wide = sum_type(values.dtype, self.how)
+        reduce = AxisReducer(axes)
         if self.how != "count" and values.dtype.kind in "iubf":
-            # If the total is a number, no value is missing. One pass is usually sufficient.
-            total = np.asarray(np.sum(values, axis=axes, dtype=wide))
-            if values.dtype.kind != "f" or not np.isnan(total).any():
-                reduced = int(np.prod([values.shape[axis] for axis in axes], dtype=np.int64))
-                return total, np.full(total.shape, reduced, dtype=np.int64)
+            found = reduce_cells(reduce, values, None, ("sum", "count"), sum_type(values.dtype, self.how))
+            return found["sum"], found["count"]
         there = _present(values)
-        count = there.sum(axis=axes, dtype=np.int64)
+        count = reduce_cells(reduce, values, there, ("count",))["count"]
         if self.how == "count":
             return count, count
         if values.dtype.kind in "mM":
             return _sum_halves(np.where(there, values.view(np.int64), 0), axes), count
-        return np.asarray(np.sum(values, axis=axes, dtype=wide, where=there)), count
+        return np.asarray(np.sum(values, axis=axes, dtype=sum_type(values.dtype, self.how), where=there)), count
 
     def merge(self, first: tuple[Values, Values], second: tuple[Values, Values]) -> tuple[Values, Values]:
-        return first[0] + second[0], first[1] + second[1]
+        return merge_values("sum", first[0], second[0]), merge_values("count", first[1], second[1])
 
     def finish(self, partial: tuple[Values, Values]) -> Values:
         total, count = partial
@@ -143,20 +141,14 @@ class Extremes:
     how: str
 
     def partial(self, values: Values, axes: Axes) -> Values:
-        # fmin and fmax skip missing values, also of times. The result is only missing if all values are.
-        result = values
-        for axis in sorted(axes, reverse=True):
-            result = self._better().reduce(result, axis=axis)
-        return np.asarray(result)
+        # Missing values are skipped, also of times. The result is only missing if all values are.
+        return reduce_cells(AxisReducer(axes), values, None, (self.how,))[self.how]
 
     def merge(self, first: Values, second: Values) -> Values:
-        return np.asarray(self._better()(first, second))
+        return merge_values(self.how, first, second)
 
     def finish(self, partial: Values) -> Values:
         return partial
-
-    def _better(self) -> np.ufunc:
-        return np.fmin if self.how == "min" else np.fmax
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,20 @@
 """Aggregates of arrays, computed chunk by chunk with numpy. Cells do not become rows.
 
 Every dimension of the grid is either reduced or grouped by a code per position. A block is reduced along its axes, then
-along equal codes. The partial results of blocks are arrays over the groups. Merging is associative.
+along equal codes. The partial results of blocks are arrays over the groups. Merging is associative. `reduce_cells` and
+`merge_values` also compute the reductions of `icefloe.spark`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,8 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "var_samp": ("count", "sum", "m2"),
     "var_pop": ("count", "sum", "m2"),
 }
+_EXTREMES: Mapping[str, np.ufunc] = {"min": np.fmin, "max": np.fmax}
+"""They skip NaN and NaT."""
 _STATISTICS = frozenset({"count", "sum", "min", "max"})
 """The kinds that statistics of chunks contain."""
 
@@ -175,13 +179,9 @@ def _merge(state: Partial, where: Any, other: Partial) -> None:
         if kind == "m2":
             _merge_squares(state, where, other, column)
     for (column, kind), values in other.items():
-        held = state[column, kind]
-        if kind == "min":
-            held[where] = np.minimum(held[where], values)
-        elif kind == "max":
-            held[where] = np.maximum(held[where], values)
-        elif kind != "m2":
-            held[where] += values
+        if kind != "m2":
+            held = state[column, kind]
+            held[where] = merge_values(kind, held[where], values)
 
 
 def _merge_squares(state: Partial, where: Any, other: Partial, column: str) -> None:
@@ -192,45 +192,80 @@ def _merge_squares(state: Partial, where: Any, other: Partial, column: str) -> N
     state[column, "m2"][where] += other[column, "m2"] + np.where((n1 > 0) & (n2 > 0), between, 0.0)
 
 
-class _Reducer:
-    """Reduces arrays over the cells of a block to arrays over its groups."""
+class CellReducer(Protocol):
+    """Reduces arrays over cells to arrays over groups."""
+
+    def __call__(self, ufunc: np.ufunc, cells: _Numbers, **options: Any) -> _Numbers: ...
+
+    def count(self, shape: tuple[int, ...]) -> _Numbers:
+        """Return the number of cells of each group."""
+
+    def spread(self, groups: _Numbers) -> _Numbers:
+        """Return values of groups for the cells. The shape can be broadcast to that of the cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisReducer:
+    """Reduces along axes. Every position along the other axes is a group."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, ufunc: np.ufunc, cells: _Numbers, **options: Any) -> _Numbers:
+        if not self.axes:
+            return cells.astype(options["dtype"]) if "dtype" in options else cells
+        if ufunc is np.add:
+            return np.asarray(ufunc.reduce(cells, axis=self.axes, **options))
+        for axis in sorted(self.axes, reverse=True):  # numpy is slow if it skips an axis between two others
+            cells = ufunc.reduce(cells, axis=axis, **options)
+        return np.asarray(cells)
+
+    def count(self, shape: tuple[int, ...]) -> _Numbers:
+        kept = tuple(length for axis, length in enumerate(shape) if axis not in self.axes)
+        return np.full(kept, math.prod(shape[axis] for axis in self.axes), dtype=np.int64)
+
+    def spread(self, groups: _Numbers) -> _Numbers:
+        return np.expand_dims(groups, self.axes)
+
+
+class _BlockReducer:
+    """Reduces a block along its reduced axes, then along equal codes of the others."""
 
     def __init__(self, work: ChunkAggregation, block: Block, box: Box) -> None:
-        self.reduced = tuple(axis for axis, group in enumerate(work.groups) if group is None)
+        self._along = AxisReducer(tuple(axis for axis, group in enumerate(work.groups) if group is None))
         kept = [axis for axis, group in enumerate(work.groups) if group is not None]
-        self.steps: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+        self._steps: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
         targets = []
-        self.back: list[npt.NDArray[np.int64]] = []
+        self._back: list[npt.NDArray[np.int64]] = []
         for position, axis in enumerate(kept):
             group = work.groups[axis]
             assert group is not None
             codes = group.codes[block.indices[axis]] - box[position][0]
             unique, inverse = np.unique(codes, return_inverse=True)
-            self.back.append(inverse.reshape(-1))
+            self._back.append(inverse.reshape(-1))
             if len(unique) < len(codes) or bool((codes != unique).any()):
                 order = np.argsort(codes, kind="stable")
                 starts = np.searchsorted(codes[order], unique)
-                self.steps.append((position, order, starts))
+                self._steps.append((position, order, starts))
             targets.append(unique)
         self.where = np.ix_(*targets) if targets else ()
-        self.shape = tuple(len(each) for each in targets)
 
     def __call__(self, ufunc: np.ufunc, cells: _Numbers, **options: Any) -> _Numbers:
-        result = np.asarray(ufunc.reduce(cells, axis=self.reduced, **options) if self.reduced else cells)
-        if not self.reduced and "dtype" in options:
-            result = result.astype(options["dtype"])
-        for axis, order, starts in self.steps:
+        return self._by_code(ufunc, self._along(ufunc, cells, **options))
+
+    def _by_code(self, ufunc: np.ufunc, result: _Numbers) -> _Numbers:
+        for axis, order, starts in self._steps:
             result = ufunc.reduceat(np.take(result, order, axis=axis), starts, axis=axis)
         return result
 
+    def count(self, shape: tuple[int, ...]) -> _Numbers:
+        return self._by_code(np.add, self._along.count(shape))
+
     def spread(self, groups: _Numbers) -> _Numbers:
-        """Return values of groups for the cells of the block. The shape can be broadcast to the block."""
-        cells = groups[np.ix_(*self.back)] if self.back else groups
-        return np.expand_dims(cells, self.reduced)
+        return self._along.spread(groups[np.ix_(*self._back)] if self._back else groups)
 
 
 def _add_block(work: ChunkAggregation, block: Block, box: Box, state: Partial) -> None:
-    reducer = _Reducer(work, block, box)
+    reducer = _BlockReducer(work, block, box)
     arrow = {
         v.name: v.coding.decode(stored, as_nan=v.coding.missing_is_nan and work.condition is None)
         for v, stored in zip(work.scan.grid.variables, block.values, strict=True)
@@ -242,7 +277,7 @@ def _add_block(work: ChunkAggregation, block: Block, box: Box, state: Partial) -
         cells, present = _cells(work, block, column, arrow)
         if chosen is not None:
             present = chosen if present is None else present & chosen
-        for kind, values in _reduce(reducer, cells, present, kinds).items():
+        for kind, values in reduce_cells(reducer, cells, present, kinds).items():
             found[column, kind] = values
     _merge(state, reducer.where, found)
 
@@ -298,54 +333,62 @@ def _matching(
     return mask.reshape(shape)
 
 
-def _count(reducer: _Reducer, present: npt.NDArray[np.bool_] | None, shape: tuple[int, ...]) -> _Numbers:
-    if present is None:
-        present = np.broadcast_to(np.True_, shape)
-        counts = np.full(
-            tuple(n for axis, n in enumerate(shape) if axis not in reducer.reduced),
-            int(np.prod([shape[axis] for axis in reducer.reduced], dtype=np.int64)),
-        )
-        for axis, order, starts in reducer.steps:
-            counts = np.add.reduceat(np.take(counts, order, axis=axis), starts, axis=axis)
-        return counts
-    return reducer(np.add, present, dtype=np.int64)
+def _count(reduce: CellReducer, present: npt.NDArray[np.bool_] | None, shape: tuple[int, ...]) -> _Numbers:
+    return reduce.count(shape) if present is None else reduce(np.add, present, dtype=np.int64)
 
 
-def _reduce(
-    reducer: _Reducer, cells: _Numbers, present: npt.NDArray[np.bool_] | None, kinds: Sequence[str]
+def reduce_cells(
+    reduce: CellReducer,
+    cells: _Numbers,
+    present: npt.NDArray[np.bool_] | None,
+    kinds: Sequence[str],
+    sum_type: npt.DTypeLike | None = None,
 ) -> dict[str, _Numbers]:
+    """Return partial results of cells, an array over groups for each kind.
+
+    `present` tells which cells count, None for all. NaN never counts. The extremes of a group without cells are NaN
+    for floats, and not defined for other types.
+    """
     floating = cells.dtype.kind == "f"
-    wide = np.float64 if floating else np.int64
+    given = present
     found: dict[str, _Numbers] = {}
-    if floating and present is None:
+    wide = sum_type if sum_type is not None else np.float64 if floating else np.int64
+    if floating and {"count", "sum", "m2"} & set(kinds):
         # If every total is a number, no value is missing. One pass is usually sufficient.
-        total = reducer(np.add, cells, dtype=wide) if "sum" in kinds else None
-        if total is None or np.isnan(total).any():
-            missing = np.isnan(cells)
-            present = ~missing if missing.any() else None
-        if present is None and total is not None:
+        total = reduce(np.add, cells, dtype=wide) if present is None and "sum" in kinds else None
+        if total is not None and not np.isnan(total).any():
             found["sum"] = total
-    elif floating and present is not None:
-        present = present & ~np.isnan(cells)
-    filled = (
-        cells if present is None or not {"sum", "m2"} & set(kinds) else np.where(present, cells, cells.dtype.type(0))
-    )
-    found["count"] = _count(reducer, present, cells.shape)
+        else:
+            there = ~np.isnan(cells)
+            present = there if present is None else present & there
+            present = None if given is None and present.all() else present
+    if "count" in kinds or "m2" in kinds:
+        found["count"] = _count(reduce, present, cells.shape)
     if "sum" in kinds and "sum" not in found:
-        found["sum"] = reducer(np.add, filled, dtype=wide)
+        filled = cells if present is None else np.where(present, cells, cells.dtype.type(0))
+        found["sum"] = reduce(np.add, filled, dtype=wide)
     if "m2" in kinds:
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(found["count"] > 0, found["sum"] / found["count"], 0.0)
-        away = cells - reducer.spread(mean)
-        found["m2"] = reducer(np.add, away * away if present is None else np.where(present, away * away, 0.0))
-    for kind, ufunc in (("min", np.minimum), ("max", np.maximum)):
+        away = cells - reduce.spread(mean)
+        found["m2"] = reduce(np.add, away * away if present is None else np.where(present, away * away, 0.0))
+    for kind in ("min", "max"):
         if kind in kinds:
-            usual = cells if floating else cells.astype(np.int64, copy=False)
-            kept = (
-                usual if present is None else np.where(present, usual, usual.dtype.type(_neutral(kind, not floating)))
-            )
-            found[kind] = reducer(ufunc, kept)
+            kept = cells if given is None else np.where(given, cells, _absent(kind, cells.dtype))
+            found[kind] = reduce(_EXTREMES[kind], kept)
     return {kind: found[kind] for kind in kinds}
+
+
+def _absent(kind: str, dtype: np.dtype[Any]) -> Any:
+    """Return a value that no minimum or maximum depends on."""
+    if dtype.kind == "f":
+        return dtype.type(np.nan)
+    return np.iinfo(dtype).max if kind == "min" else np.iinfo(dtype).min
+
+
+def merge_values(kind: str, first: _Numbers, second: _Numbers) -> _Numbers:
+    """Merge partial results of a kind. NaN is an extreme of nothing. Squares need `_merge_squares`."""
+    return np.asarray(_EXTREMES.get(kind, np.add)(first, second))
 
 
 def known_partials(work: ChunkAggregation, blocks: BlockList) -> tuple[PartialGroups, BlockList]:
