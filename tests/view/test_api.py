@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.view.samples import HOSTILE, Client, hostile, stored_temperature, tem
 
 import icefloe
 from icefloe import SpecVersion
+from icefloe.ingest.derived_arrays import pyramid_local
 from icefloe.view.server import ViewServer
 from icefloe.view.slices import SliceRequest, plan_slice, touched
 from icefloe.view.web_app import ENDPOINTS
@@ -280,6 +282,79 @@ def test_only_the_chunks_with_a_wanted_value_are_read() -> None:
         # Four values per axis need sixteen chunks, not all of them.
         assert ranges(y=1, x=2, index="4", width=4, height=4) == (16, 16)
         assert ranges(x=0, index="0,9,9") == (2, 2)
+
+
+def _with_overviews() -> icefloe.Repository:
+    """An array of 4 × 512 × 500 cells with overviews of four levels."""
+    config = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
+    plain = icefloe.Repository.create(icefloe.in_memory_storage(), config)
+    with plain.transaction("main", message="large") as store:
+        names = ["time", "y", "x"]
+        array = zarr.create_array(
+            store, name="a", shape=(4, 512, 500), chunks=(1, 16, 20), dtype="f8", dimension_names=names
+        )
+        array[:] = np.random.default_rng(1).normal(size=array.shape)
+        zarr.create_array(store, name="x", data=np.arange(500) * 0.5, dimension_names=["x"])
+    pyramid_local(plain, "a", 4)
+    return plain
+
+
+def test_a_map_is_read_from_the_overview_that_fits_the_screen() -> None:
+    plain = _with_overviews()
+    stored = np.asarray(zarr.open_array(plain.readonly_session("main").store, path="a", mode="r")[2])
+    repo = plain.observed()
+    with ViewServer(repo) as server:
+        client = Client(server)
+        client.slice(path="/a", y=1, x=2, index="2", window="0:1,0:1", overviews=1)
+
+        def ranges(**params: object) -> tuple[int, dict[str, Any], Any]:
+            before = repo.metrics
+            header, values = client.slice(path="/a", y=1, x=2, index="2", **params)
+            read = (repo.metrics - before).chunk_ranges
+            return read, header, values
+
+        # A pixel is eight cells. The third level has 4 × 4 chunks, and the array 32 × 25. Both have a coordinate.
+        read, header, values = ranges(width=60, height=64, overviews=1)
+        assert header["overview"] == {"level": 3, "path": "/a_levels/3/a", "method": "mean"}
+        assert read <= 16 + 2 and header["chunks_read"] == 16 and header["steps"] == [8, 8]
+        assert values.shape == (64, 63) and header["starts"] == [3, 3]
+        assert np.allclose(values[5, 7], stored[40:48, 56:64].mean())
+        assert header["axes"][1]["values"][:2] == [1.5, 5.5]
+        # Scripts and comparisons get the values of the array.
+        assert ranges(width=60, height=64)[1]["overview"] is None
+        # A part of the map: the cells of the level whose centre is in the window.
+        _, header, values = ranges(width=20, height=20, window="37:119,100:200", overviews=1)
+        assert header["overview"]["level"] == 2 and header["starts"] == [37, 101] and values.shape == (21, 25)
+        assert np.allclose(values[0, 0], stored[36:40, 100:104].mean())
+        # Cells as large as pixels, another plane and a line are read from the array.
+        assert ranges(width=500, height=512, overviews=1)[1]["overview"] is None
+        assert client.slice(path="/a", y=0, x=2, index="0,7,0", width=50, overviews=1)[0]["overview"] is None
+        assert client.slice(path="/a", x=2, index="0,7,0", width=50, overviews=1)[0]["overview"] is None
+
+
+@pytest.mark.parametrize("change", ["values", "longer", "attributes", "hostile"])
+def test_an_overview_of_an_array_that_changed_is_not_used(change: str) -> None:
+    repo = _with_overviews()
+    kept = repo.lookup_branch("main")
+    with repo.transaction("main", message="change") as store:
+        array = zarr.open_array(store, path="a", mode="r+")
+        if change == "values":
+            array[0, 0, 0] = 5.0
+        elif change == "longer":
+            array.resize((5, 512, 500))
+        elif change == "attributes":
+            zarr.open_group(store, path="/", mode="r+").attrs["title"] = "another"
+        else:
+            group = zarr.open_group(store, path="a_levels", mode="r+")
+            group.attrs["icefloe_pyramid"] = {**group.attrs["icefloe_pyramid"], "levels": 10**9, "axes": ["y", 3]}
+    with ViewServer(repo) as server:
+        client = Client(server)
+        asked = {"path": "/a", "y": 1, "x": 2, "index": "0", "width": 60, "height": 60, "overviews": 1}
+        used = client.slice(**asked)[0]["overview"]
+        assert (used is not None) == (change == "attributes")
+        assert client.slice(ref=kept, **asked)[0]["overview"] is not None
+        pyramid_local(repo, "a", 4)
+        assert client.slice(**asked)[0]["overview"] is not None
 
 
 def test_a_plan_stays_within_its_budget() -> None:

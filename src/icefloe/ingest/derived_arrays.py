@@ -398,7 +398,7 @@ def _spread(values: npt.NDArray[Any], at: npt.NDArray[np.intp], length: int, mis
 Method: TypeAlias = Literal["mean", "min", "max", "nearest"]
 _RESAMPLING = {"mean": "average", "min": "min", "max": "max", "nearest": "nearest"}
 """The methods by GDAL's names, which the convention uses."""
-_KEY = "icefloe_pyramid"
+PYRAMID_KEY = "icefloe_pyramid"
 Regions: TypeAlias = npt.NDArray[np.int64]
 """Coordinates of chunks, int64[n, ndim]."""
 
@@ -680,7 +680,7 @@ def _find_changed(
     content = run_blocking(session.state.fetch_document(f"/{place}"))
     if content is None:
         return None
-    known = (parse_document(content, f"{place}/zarr.json").get("attributes") or {}).get(_KEY)
+    known = (parse_document(content, f"{place}/zarr.json").get("attributes") or {}).get(PYRAMID_KEY)
     if not isinstance(known, Mapping) or {k: known.get(k) for k in about} != dict(about):
         return None
     stored = known.get("document")
@@ -753,7 +753,7 @@ def _write_metadata(session: Session, base: _Base, place: str, about: Mapping[st
         layout.append({"asset": f"{level}/{name}", "derived_from": layout[-1]["asset"], "transform": transform})
     document = json.dumps({k: v for k, v in base.document.items() if k != "shape"})
     record = {**about, "snapshot_id": str(snapshot_id), "shape": list(base.variable.shape), "document": document}
-    attributes = {"multiscales": {"layout": layout, "resampling_method": method}, _KEY: record}
+    attributes = {"multiscales": {"layout": layout, "resampling_method": method}, PYRAMID_KEY: record}
     _write_document(session, place, {"zarr_format": 3, "node_type": "group", "attributes": attributes})
     for level in range(1, levels + 1):
         shape = base.shape(level)

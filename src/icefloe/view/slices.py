@@ -5,6 +5,10 @@ answer has about as many values as the screen has pixels. Zarr reads only the ch
 these chunks would decode to more than `BUDGET_BYTES`, the strides grow beyond the length of a chunk, so that fewer
 chunks are read. The answer then says that it is `reduced`, and the page asks for smaller windows one after the other.
 
+A map can be read from an overview that `pyramid` built: from the level whose cells are about as large as a pixel. The
+level is used only if the array did not change after the level was built. Positions in the answer are those of the
+array.
+
 The answer is binary: the length of a JSON header (uint32, little-endian), the header, padding to 8 bytes, and the
 values as float32 or float64, also little-endian. Missing values are NaN.
 """
@@ -15,7 +19,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +29,8 @@ import zarr
 from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinate, packing_of, unpack, unpacked_dtype
-from icefloe.model.snapshot import ArrayNode
+from icefloe.ingest.derived_arrays import PYRAMID_KEY
+from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.session.session import Session
 from icefloe.view.revisions import Cache, ViewedRepository, plain
 from icefloe.view.tree import coordinate_paths, fetch_document, find_array
@@ -41,6 +46,7 @@ _SLAB_BYTES = 48 << 20
 _CACHE_BYTES = 256 << 20
 _READS_AT_ONCE = 3
 _MOST_CELL_TEXT = 200
+_MOST_LEVELS = 32
 _TEXT_BYTES = 64
 """Assumed size of a text of variable length."""
 
@@ -57,6 +63,32 @@ class SliceRequest:
     """[first, end) for each of the axes."""
     pixels: tuple[int, ...]
     """How many values are wanted at most, for each of the axes."""
+    overviews: bool = False
+    """Whether values may be read from an overview."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A level of an array: each of its cells stands for 2 ** `level` cells along both axes."""
+
+    level: int
+    path: str
+    method: str
+    axes: tuple[int, ...]
+
+    def request(self, request: SliceRequest) -> SliceRequest | None:
+        """The same slice of the level: the cells whose centre is in the window. None if there are none."""
+        size, middle = 1 << self.level, self.cell(0)
+        window = tuple((-((middle - first) // size), -((middle - end) // size)) for first, end in request.window)
+        # The level has fewer than two cells per pixel. All of them are read.
+        pixels = tuple(max(1, end - first) for first, end in window)
+        if any(first >= end for first, end in window):
+            return None
+        return SliceRequest(request.axes, request.index, window, pixels)
+
+    def cell(self, index: int) -> int:
+        """The cell of the array in the middle of a cell of the level."""
+        return (index << self.level) + ((1 << self.level) - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +241,9 @@ class SliceReader:
             raise UnsupportedError(f"{opened.node.path} has values of type {opened.type_text}. The table shows them")
         shape = opened.node.shape
         plan = plan_slice(shape, opened.chunk_shape, opened.item_bytes, request)
+        overview = self._choose_overview(opened, request, plan)
+        if overview is not None:
+            return self._read_overview(opened, request, plan, overview)
         stored = self.read(opened, plan.selection)
         picked = tuple(slice(None) if axis in plan.axes else plan.within[axis] for axis in range(len(shape)))
         values = stored[picked]
@@ -236,8 +271,48 @@ class SliceReader:
                 if axis not in plan.axes
             ],
             "statistics": statistics(decoded),
+            "overview": None,
         }
         return encode_answer(header, decoded)
+
+    def _choose_overview(self, opened: OpenArray, request: SliceRequest, plan: SlicePlan) -> Overview | None:
+        """The coarsest overview that has as many values as the screen. None if the array itself is needed."""
+        most = min(plan.wanted_steps).bit_length() - 1
+        if not request.overviews or len(request.axes) != 2 or most < 1:
+            return None
+        key = "overviews", opened.snapshot_id, opened.node.path
+        known = self._viewed.facts.get(key, lambda: find_overviews(self._viewed, opened))
+        fitting = [each for each in known if each.level <= most and set(each.axes) == set(request.axes)]
+        return max(fitting, key=lambda each: each.level, default=None)
+
+    def _read_overview(self, opened: OpenArray, request: SliceRequest, base: SlicePlan, overview: Overview) -> bytes:
+        """The same answer as that of the array, with values of an overview."""
+        inner = overview.request(request)
+        if inner is None:
+            return self.read_slice(opened.snapshot_id, opened.node.path, replace(request, overviews=False))
+        level = self.open(opened.snapshot_id, overview.path)
+        plan = plan_slice(level.node.shape, level.chunk_shape, level.item_bytes, inner)
+        header, values = parse_answer(self.read_slice(opened.snapshot_id, overview.path, inner))
+        size = 1 << overview.level
+        starts = [overview.cell(plan.selection[axis].start) for axis in plan.axes]
+        steps = [step * size for step in plan.steps]
+        cells = [
+            slice(start, start + (count - 1) * step + 1, step)
+            for start, step, count in zip(starts, steps, header["shape"], strict=True)
+        ]
+        header |= {
+            "starts": starts,
+            "steps": steps,
+            "wanted_steps": [size, size],
+            "window": [list(bounds) for bounds in request.window],
+            "chunk_shape": [level.chunk_shape[axis] * size for axis in plan.axes],
+            "axes": [
+                self.coordinate(opened, axis, cell) | {"dimension": axis}
+                for axis, cell in zip(plan.axes, cells, strict=True)
+            ],
+            "overview": {"level": overview.level, "path": overview.path, "method": overview.method},
+        }
+        return encode_answer(header, values)
 
     def read_table(self, snapshot_id: str, path: str, request: SliceRequest) -> dict[str, Any]:
         """Values as texts, of any type of array."""
@@ -356,6 +431,50 @@ class OpenArray:
     @property
     def type_text(self) -> str:
         return str(self.array.dtype)
+
+
+def find_overviews(viewed: ViewedRepository, opened: OpenArray) -> tuple[Overview, ...]:
+    """The levels of an array in the group that `pyramid` makes by default. None if the array changed after that."""
+    session, node = viewed.session(opened.snapshot_id), opened.node
+    group = session.state.tree.find(f"{node.path}_levels")
+    if not isinstance(group, GroupNode):
+        return ()
+    known = (fetch_document(session, group).get("attributes") or {}).get(PYRAMID_KEY)
+    # Attributes are data of somebody else.
+    if not isinstance(known, Mapping) or known.get("array") != node.path or known.get("shape") != list(node.shape):
+        return ()
+    axes, levels, built = known.get("axes"), known.get("levels"), known.get("snapshot_id")
+    if not isinstance(axes, list) or type(levels) is not int or not isinstance(built, str) or len(axes) != 2:
+        return ()
+    try:
+        if not _is_unchanged(viewed, node, built, opened.snapshot_id):
+            return ()
+    except IcefloeError:
+        # The snapshot has expired.
+        return ()
+    name = node.path.rpartition("/")[2]
+    found: list[Overview] = []
+    for level in range(1, min(levels, _MOST_LEVELS) + 1):
+        path = f"{group.path}/{level}/{name}"
+        shape = tuple(-(-n >> level) if axis in axes else n for axis, n in enumerate(node.shape))
+        each = session.state.tree.find(path)
+        if not isinstance(each, ArrayNode) or each.shape != shape:
+            return ()
+        found.append(Overview(level, path, str(known.get("method")), tuple(axes)))
+    return tuple(found)
+
+
+def _is_unchanged(viewed: ViewedRepository, node: ArrayNode, built: str, snapshot_id: str) -> bool:
+    """Whether an array has the values that it had in an earlier snapshot."""
+    before = viewed.session(built).state.tree.find(node.path)
+    if before == node:
+        return True
+    if not isinstance(before, ArrayNode) or before.id != node.id or before.document != node.document:
+        return False
+    # Its manifests were written again, perhaps with the same chunks.
+    diff = viewed.repository.diff(from_snapshot_id=built, to_snapshot_id=snapshot_id)
+    moved = {each for pair in diff.moved_nodes for each in pair}
+    return not ({node.path} & {*diff.new_arrays, *diff.deleted_arrays, *diff.chunk_coords, *moved})
 
 
 def _open(session: Session, node: ArrayNode) -> OpenArray:
@@ -477,6 +596,14 @@ def statistics(values: npt.NDArray[Any]) -> dict[str, Any]:
     sample = finite[:: max(1, finite.size // 50_000)].astype(np.float64)
     low, high = np.percentile(sample, (2, 98))
     return facts | {"min": float(finite.min()), "max": float(finite.max()), "low": float(low), "high": float(high)}
+
+
+def parse_answer(answer: bytes) -> tuple[dict[str, Any], npt.NDArray[Any]]:
+    """The header and the values of an answer."""
+    length = int.from_bytes(answer[:4], "little")
+    header = json.loads(answer[4 : 4 + length])
+    values = np.frombuffer(answer, dtype="<" + header["data_type"], offset=-(-(4 + length) // 8) * 8)
+    return header, values.reshape(header["shape"])
 
 
 def encode_answer(header: Mapping[str, Any], values: npt.NDArray[Any]) -> bytes:

@@ -160,7 +160,8 @@ class View:
                 arguments.integer("width", 1024, 1, MOST_PIXELS),
             ]
         window = arguments.window([node.shape[axis] for axis in axes])
-        return SliceRequest(axes, arguments.index(node.shape), window, tuple(pixels[2 - len(axes) :]))
+        overviews = not table and bool(arguments.integer("overviews", 0, 0, 1))
+        return SliceRequest(axes, arguments.index(node.shape), window, tuple(pixels[2 - len(axes) :]), overviews)
 
     def plane(self, arguments: Arguments, snapshot_id: str) -> storage_use.Plane:
         """The plane of the chunk grid that a request asks for."""
@@ -325,6 +326,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
             _WINDOW,
             Parameter("width", "Largest number of columns.", "integer"),
             Parameter("height", "Largest number of rows.", "integer"),
+            Parameter("overviews", "1: a map may have values of an overview of the array.", "integer"),
         ),
         _SLICE_TYPE,
     ),
