@@ -18,8 +18,10 @@ from pyspark.sql import SparkSession
 from icefloe.errors import ConflictError, InvalidInputError, suggest
 from icefloe.repository import Repository
 from icefloe.session.session import Session
-from icefloe.spark.jobs import Target, existing_repository, open_dataset
+from icefloe.spark.jobs import Target, existing_repository, open_dataset, reading_session
+from icefloe.spark.map_blocks import plan_blocks
 from icefloe.spark.reduce import reduce
+from icefloe.spark.tasks import SparkJob, run_tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,158 @@ class ExpectedSizes:
         return Finding(f"sizes {check}", not wrong, f"found {wrong or found}")
 
 
+SEASONS = ("dayofyear", "month", "season", "hour")
+"""Dimensions of a reference that stand for a part of the time coordinate, as xarray's `groupby("time.month")` names
+them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Climatology:
+    """Checks that the values of a variable agree with a reference, cell by cell.
+
+    The reference has a mean and a standard deviation (`mean`, `std`) or a smallest and a largest value (`low`, `high`).
+    Its arrays have some of the dimensions of the variable, with equal coordinates, and may have one of the dimensions
+    dayofyear, month, season or hour in place of the time. Values without a reference are not checked. A part of the
+    year that the reference does not have at all is an error.
+
+    `reference` is the path or URL of the repository of the reference. It is empty if the reference is in the
+    repository that is checked. `sigmas` is the largest distance from the mean in standard deviations. `most` is the
+    share of the values that may be outside.
+    """
+
+    variable: str
+    mean: str = ""
+    std: str = ""
+    low: str = ""
+    high: str = ""
+    reference: str = ""
+    reference_group: str = ""
+    sigmas: float = 5.0
+    most: float = 0.0
+    time: str = "time"
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        pairs = [bool(self.mean and self.std), bool(self.low and self.high)]
+        names = [name for name in (self.mean, self.std, self.low, self.high) if name]
+        if sum(pairs) != 1 or len(names) != 2:
+            raise InvalidInputError(
+                f"a climatology needs the arrays mean and std, or low and high, found {', '.join(names) or 'none'}"
+            )
+
+    def run(self, spark: SparkSession, session: Session) -> Finding:
+        data = open_dataset(session, self.group, [self.variable])
+        source = reading_session(self.reference) if self.reference else session
+        reference = open_dataset(source, self.reference_group, self._names)
+        self._check_grids(data, reference)
+        work = _ComparedBlock(self, session, source)
+        windows = plan_blocks(data).windows()
+        parts = run_tasks(spark, SparkJob(work, f"compare {self.variable} with its climatology"), windows)
+        checked, outside = sum(part.checked for part in parts), sum(part.outside for part in parts)
+        share = outside / checked if checked else 0.0
+        check = f"at most {self.most:.2%} of {self.variable} outside its climatology"
+        details = f"{outside:,} of {checked:,} values are ({share:.2%})"
+        unchecked = sum(part.unchecked for part in parts)
+        if unchecked:
+            details += f", {unchecked:,} have no reference"
+        if outside:
+            worst = max(parts, key=lambda part: part.distance)
+            details += f". The farthest: {worst.where}"
+        return Finding(check, checked > 0 and share <= self.most, details)
+
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in (self.mean, self.std, self.low, self.high) if name]
+
+    def _check_grids(self, data: xr.Dataset, reference: xr.Dataset) -> None:
+        known = set(data[self.variable].dims)
+        for name in self._names:
+            for dim in map(str, reference[name].dims):
+                if dim in SEASONS and self.time in known:
+                    _check_seasons(data[self.time], reference, dim)
+                elif dim not in known:
+                    raise InvalidInputError(
+                        f"the reference {name} has the dimension {dim}, which {self.variable} does not have. Allowed: "
+                        f"{', '.join([*map(str, data[self.variable].dims), *SEASONS])}"
+                    )
+                elif not _same_coordinate(data, reference, dim):
+                    raise InvalidInputError(
+                        f"the coordinate {dim} of {self.variable} and of its reference {name} differ. Interpolate the "
+                        "reference to the grid of the data first"
+                    )
+
+
+def _check_seasons(time: xr.DataArray, reference: xr.Dataset, dim: str) -> None:
+    if dim not in reference.coords:
+        raise InvalidInputError(f"the reference has the dimension {dim} without a coordinate, so its days are unknown")
+    lacking = sorted(set(getattr(time.dt, dim).values.tolist()) - set(reference[dim].values.tolist()))
+    if lacking:
+        raise InvalidInputError(f"the reference has no {dim} {lacking[0]}, which occurs in the data")
+
+
+def _same_coordinate(data: xr.Dataset, reference: xr.Dataset, dim: str) -> bool:
+    if data.sizes[dim] != reference.sizes[dim]:
+        return False
+    if dim not in data.coords or dim not in reference.coords:
+        return True
+    first, second = data[dim].values, reference[dim].values
+    if first.dtype.kind == "f" and second.dtype.kind == "f":
+        # One of them may be stored with single precision.
+        return bool(np.allclose(first, second, rtol=1e-6, atol=1e-6))
+    return bool(np.array_equal(first, second))
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """The values of a block that were compared with a reference."""
+
+    checked: int
+    outside: int
+    unchecked: int
+    distance: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ComparedBlock:
+    check: Climatology
+    session: Session
+    reference: Session
+
+    def __call__(self, window: Mapping[str, slice]) -> _Comparison:
+        check = self.check
+        data = open_dataset(self.session, check.group, [check.variable])[check.variable].isel(window).load()
+        reference = open_dataset(self.reference, check.reference_group, check._names)
+        wanted = {dim: part for dim, part in window.items() if dim in reference.dims}
+        reference = reference.isel(wanted)
+        for dim in [dim for dim in SEASONS if dim in reference.dims]:
+            reference = reference.sel({dim: getattr(data[check.time].dt, dim)})
+        # Coordinates were compared before. Those that differ in the last digit must not be aligned again.
+        bounds = reference.load().drop_vars(list(reference.coords)).astype(np.float64)
+        values = data.drop_vars(list(data.coords)).astype(np.float64)
+        if check.mean:
+            low = bounds[check.mean] - check.sigmas * bounds[check.std]
+            high = bounds[check.mean] + check.sigmas * bounds[check.std]
+        else:
+            low, high = bounds[check.low], bounds[check.high]
+        below, above = (low - values).transpose(*data.dims), (values - high).transpose(*data.dims)
+        distance = np.maximum(below.values, above.values)
+        present = ~np.isnan(values.values)
+        comparable = present & ~np.isnan(distance)
+        outside = comparable & (distance > 0)
+        farthest, where = 0.0, ""
+        if outside.any():
+            index = np.unravel_index(int(np.argmax(np.where(outside, distance, -np.inf))), distance.shape)
+            farthest = float(distance[index])
+            cell = {str(dim): data[dim].values[i] if dim in data.coords else i for dim, i in zip(data.dims, index)}
+            at = ", ".join(f"{dim}={value}" for dim, value in cell.items())
+            limits = [float(each.broadcast_like(values).transpose(*data.dims).values[index]) for each in (low, high)]
+            where = f"{values.values[index]:g} at {at}, expected {limits[0]:g} .. {limits[1]:g}"
+        return _Comparison(
+            int(comparable.sum()), int(outside.sum()), int((present & ~comparable).sum()), farthest, where
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Holds:
     """Calls a function with the lazy dataset. The function returns a bool, or a bool and details."""
@@ -194,6 +348,7 @@ _CHECKS: Mapping[str, type[Any]] = {
     "regular": Regular,
     "units": Units,
     "sizes": ExpectedSizes,
+    "climatology": Climatology,
 }
 """The checks that a YAML file can have, by name."""
 
@@ -204,8 +359,8 @@ def parse_checks(text: str) -> list[Check]:
     Parameters
     ----------
     text
-        The YAML document. Its checks are `range`, `missing_share`, `no_duplicates`, `monotone`, `regular`, `units` and
-        `sizes`.
+        The YAML document. Its checks are `range`, `missing_share`, `no_duplicates`, `monotone`, `regular`, `units`,
+        `sizes` and `climatology`.
 
     Returns
     -------
@@ -338,7 +493,7 @@ def write_audit_publish(
         A function that gets the name of the staging branch and commits to it.
     checks
         Checks of `icefloe.spark.publish` (ValueRange, MissingShare, NoDuplicates, Monotone, Regular, Units,
-        ExpectedSizes, Holds) or your own, or the path of a YAML file with checks (see `parse_checks`).
+        ExpectedSizes, Climatology, Holds) or your own, or the path of a YAML file with checks (see `parse_checks`).
     branch
         The target branch.
     staging
