@@ -22,6 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+SPARK_VERSIONS = ("3.5", "4.0", "4.1")
+"""Older versions of Spark, which the thorough run tests. The lock files have the newest one."""
 QUICK = "not slow and not spark and not s3 and not browser"
 ORDINARY = "not slow"
 
@@ -53,6 +55,8 @@ class Environment:
 
     folder: Path
     interpreter: Interpreter
+    spark: str | None = None
+    """Another version of Spark than that of the lock file."""
 
     @property
     def scripts(self) -> Path:
@@ -66,6 +70,16 @@ class Environment:
     def lock(self) -> Path:
         return lock_file(self.interpreter.version)
 
+    def requirements(self) -> str:
+        """The lines of the lock file, with another version of Spark if there is one."""
+        lines = self.lock.read_text().splitlines()
+        if self.spark is not None:
+            lines = [line for line in lines if line.partition("==")[0] not in ("pyspark", "py4j")]
+            lines.append(f"pyspark=={self.spark}.*")
+            if self.spark == "3.5" and self.interpreter.version != "3.11":
+                lines.append("setuptools<81")  # it has the module distutils, which Spark 3.5 imports
+        return "\n".join(lines) + "\n"
+
     @property
     def stamp(self) -> Path:
         return self.folder / "installed-from"
@@ -73,7 +87,7 @@ class Environment:
     def fingerprint(self) -> str:
         """A digest of everything that decides what is installed."""
         digest = hashlib.sha256()
-        for part in (self.lock.read_bytes(), (ROOT / "pyproject.toml").read_bytes(), str(self.folder).encode()):
+        for part in (self.requirements().encode(), (ROOT / "pyproject.toml").read_bytes(), str(self.folder).encode()):
             digest.update(hashlib.sha256(part).digest())
         return digest.hexdigest()
 
@@ -120,18 +134,23 @@ def find_python(version: str) -> str | None:
     return None
 
 
-def prepare(version: str | None) -> Environment:
+def prepare(version: str | None, spark: str | None = None) -> Environment:
     """Return the environment of this run. Create or update it if needed."""
     interpreter = find_interpreter(version)
-    environment = Environment(ROOT / (".venv" if version is None else f".venv-{version}"), interpreter)
+    name = ".venv" + (f"-{version}" if version else "") + (f"-spark-{spark}" if spark else "")
+    environment = Environment(ROOT / name, interpreter, spark)
     if environment.is_current():
         return environment
     started = time.monotonic()
     if not runs(environment.python):
         create(environment)
     environment.stamp.unlink(missing_ok=True)
-    say(f"installing {environment.lock.relative_to(ROOT)} into {environment.folder.name} (once; a few minutes)")
-    pip(environment, "-r", str(environment.lock))
+    with_spark = f" with Spark {spark}" if spark else ""
+    lock = environment.lock.relative_to(ROOT)
+    say(f"installing {lock}{with_spark} into {environment.folder.name} (once; a few minutes)")
+    chosen = environment.folder / "requirements.txt"
+    chosen.write_text(environment.requirements())
+    pip(environment, "-r", str(chosen))
     say("installing icefloe itself, editable")
     pip(environment, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     environment.stamp.write_text(environment.fingerprint())
@@ -241,6 +260,8 @@ def do_lint(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.spark is not None:
+        return test_spark(arguments, arguments.spark, rest)
     environment = prepare(arguments.python)
     failed = lint(environment)
     if not arguments.quick and (arguments.browser or os.environ.get("CI") == "true"):
@@ -253,9 +274,29 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
         command += ["-m", QUICK if arguments.quick else ORDINARY]
     say("pytest" + (" (quick)" if arguments.quick else " (thorough)" if arguments.thorough else ""))
     code = attempt([*command, *rest], **test_variables(arguments), **activated(environment))
+    if arguments.thorough:
+        codes = {spark: test_spark(arguments, spark, rest) for spark in SPARK_VERSIONS}
+        say("with older versions of Spark: " + ", ".join(f"{k} {'failed' if v else 'ok'}" for k, v in codes.items()))
+        code = code or max(codes.values())
     if failed:
         say(f"failed before the tests: {', '.join(failed)}")
     return code or (1 if failed else 0)
+
+
+def test_spark(arguments: argparse.Namespace, spark: str, rest: list[str]) -> int:
+    """Run the tests of Spark with another version of it."""
+    if spark not in SPARK_VERSIONS:
+        raise SetupError(
+            f"--spark {spark}: the tests run with {', '.join(SPARK_VERSIONS)} and with the lock file's version"
+        )
+    environment = prepare(arguments.python, spark)
+    say(f"pytest with Spark {spark}")
+    command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-m", "spark", "tests/spark"]
+    # These start clusters and kill them, which is the same for every version.
+    command += ["--ignore", "tests/spark/test_spark_failures.py"]
+    # A selection of tests may have none of Spark: pytest then ends with 5.
+    code = attempt([*command, *rest], **test_variables(arguments), **activated(environment))
+    return 0 if code == 5 else code
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -398,6 +439,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
                 "--browser", action="store_true", help="install Chromium if it is missing, as root on Debian"
             )
             job.add_argument("--seed", type=int, metavar="N", help="draw the random examples from another seed")
+            job.add_argument(
+                "--spark", metavar="X.Y", help=f"only the tests of Spark, with {', '.join(SPARK_VERSIONS)}"
+            )
             job.add_argument("--workers", type=int, default=2, metavar="N", help="test processes (default 2)")
         if name == "lint":
             job.add_argument("--fix", action="store_true", help="let ruff change files first")

@@ -14,7 +14,7 @@ from hypothesis.internal.conjecture import providers
 
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
 from icefloe.storage.contract import Storage
-from tests.servers.java import spark_missing
+from tests.servers.java import spark_missing, spark_too_old
 from tests.servers.ministack import ministack_missing, ministack_server
 from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
@@ -39,13 +39,16 @@ if settings().derandomize and hasattr(providers, "_get_local_constants"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark tests run in one process, where they share a session, and are skipped where Spark cannot run."""
+    """Spark tests run in one process, where they share a session, and are skipped where Spark cannot run.
+
+    `pytest.mark.spark(4, 0)` is a test of something that Spark has since 4.0.
+    """
     reason = spark_missing()
     for item in items:
-        if item.get_closest_marker("spark"):
+        if marker := item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
-            if reason:
-                item.add_marker(pytest.mark.skip(reason=reason))
+            if skip := reason or spark_too_old(marker.args):
+                item.add_marker(pytest.mark.skip(reason=skip))
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +67,8 @@ def spark() -> Iterator[Any]:
             "spark.sql.warehouse.dir": warehouse,
         }
         session = connect("local[2,4]", settings=options)
-        register(session)
+        if not spark_too_old((4, 0)):
+            register(session)
         yield session
         session.stop()
 

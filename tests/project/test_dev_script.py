@@ -50,6 +50,22 @@ def test_a_second_run_installs_nothing(dev: ModuleType, installed: list[tuple[st
     assert len(installed) == 2
 
 
+def test_another_version_of_spark_has_an_environment_of_its_own(
+    dev: ModuleType, installed: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    for version in dev.VERSIONS:
+        (tmp_path / "requirements" / f"lock-{version}.txt").write_text("py4j==1\npyspark==4.3.0\nzarr==3.1.6\n")
+    usual, older = dev.prepare(None), dev.prepare(None, "4.0")
+    assert older.folder != usual.folder
+    assert usual.requirements() == usual.lock.read_text()
+    assert older.requirements() == "zarr==3.1.6\npyspark==4.0.*\n"
+    assert (older.folder / "requirements.txt").read_text() == older.requirements()
+    assert len(installed) == 4
+    dev.prepare(None, "4.0")
+    assert len(installed) == 4
+    assert dev.main(["test", "--spark", "2.4"]) == 2
+
+
 @pytest.mark.parametrize("changed", ["lock", "pyproject.toml"])
 def test_a_changed_lock_or_project_file_is_installed(
     dev: ModuleType, installed: list[tuple[str, ...]], tmp_path: Path, changed: str

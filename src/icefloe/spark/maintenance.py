@@ -73,7 +73,7 @@ from icefloe.repository import Repository
 from icefloe.session.commit import Announcement
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.spark.jobs import JobMeter, Target, existing_repository
-from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, collect, parallelism, run_tasks, watched
+from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, arrow_frame, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
@@ -130,7 +130,7 @@ def _frame(spark: SparkSession, inventory: Inventory) -> DataFrame:
     if isinstance(inventory, str | os.PathLike):
         return spark.read.parquet(os.fspath(inventory))
     if isinstance(inventory, pa.Table):
-        return spark.createDataFrame(inventory)
+        return arrow_frame(spark, inventory)
     return inventory
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xarray as xr
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as sf
 
 from icefloe.errors import InvalidInputError
 from icefloe.session.session import Session
-from icefloe.spark.connect import freeze_loaded_modules
+from icefloe.spark.connect import freeze_loaded_modules, spark_version
 from icefloe.spark.jobs import JobMeter, node_path, open_dataset
 from icefloe.spark.map_blocks import BlockGrid, Window
 from icefloe.spark.tasks import (
@@ -292,9 +292,19 @@ class ReductionTree(Generic[R]):
             merge = _merger(cloudpickle.dumps(self.reduction), finish)
             frame = frame.withColumn("branch", sf.floor(sf.col("branch") / FAN_IN))
             # A direct action on the last merge, so that no later stage can run it again.
-            frame = frame.groupBy("position", "branch").applyInArrow(merge, _SCHEMA)
+            frame = _apply_by_group(frame.groupBy("position", "branch"), merge)
         with watched(spark, JobMeter(description, len(windows), shown=shown)):
             return collect(frame, description)
+
+
+def _apply_by_group(groups: GroupedData, function: Callable[[pa.Table], pa.Table]) -> DataFrame:
+    if spark_version() >= (4, 0):
+        return groups.applyInArrow(function, _SCHEMA)
+
+    def convert(frame: Any) -> Any:
+        return function(pa.Table.from_pandas(frame, preserve_index=False)).to_pandas()
+
+    return groups.applyInPandas(convert, _SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)

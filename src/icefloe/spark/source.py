@@ -1,35 +1,46 @@
-"""The Spark data source `icefloe`, the SQL table function `icefloe_scan`, and streams into and out of arrays."""
+"""The Spark data source `icefloe` for tables and streams, and the SQL table function `icefloe_scan`.
+
+They need Spark 4.0. A data source cannot send the rows of a chunk to one task, so a chunk that two tasks wrote is
+refused. `icefloe.spark.write` shuffles the rows first.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import io
 import json
-import os
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.functions import udtf
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
 
-from icefloe.errors import InvalidInputError
+from icefloe.errors import ConflictError, InvalidInputError, UnsupportedError
 from icefloe.repository import Repository
-from icefloe.spark.jobs import writing_repository
-from icefloe.spark.write import (
-    CommitText,
-    RowsWriter,
-    StreamRowsWriter,
-    parse_sink_options,
-    write_and_commit,
-    write_options,
-)
+from icefloe.session.fork import WrittenParts
+from icefloe.session.session import ForkSession, Session
+from icefloe.spark.connect import TIME_ZONE, require_spark, spark_version
+from icefloe.spark.tasks import arrow_schema
+from icefloe.storage.build import storage_from_url
+from icefloe.tables.fragments import Fragment, gather_tables, split_rows, write_fragments, write_rows
 from icefloe.tables.metadata_tables import (
     SCHEMAS,
     MetadataPart,
@@ -46,21 +57,36 @@ from icefloe.tables.selection import BlockPart
 from icefloe.tables.table_options import (
     READ_OPTIONS,
     STREAM_OPTIONS,
+    WRITE_OPTIONS,
+    RepositoryAddress,
     Revision,
     TableOptions,
+    check_names,
     choose,
     is_from_catalog,
     normalise_options,
     open_address,
     options_document,
+    parse_address,
+    parse_flag,
     parse_number,
     parse_options,
     parse_zone,
     session_at,
+    split_names,
 )
-from icefloe.tables.targets import WriteOptions
+from icefloe.tables.targets import DUPLICATES, OFF_GRID, Target, WriteOptions, plan_target, positions, write_dims
 
-TIME_ZONE = "spark.sql.session.timeZone"
+if TYPE_CHECKING or spark_version() >= (4, 1):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+    # It gets rows, which are converted.
+    from pyspark.sql.datasource import DataSourceStreamWriter as DataSourceStreamArrowWriter
+if TYPE_CHECKING or spark_version() >= (4, 2):
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+else:
+    # Every batch reads all that is there. Nothing asks for limits.
+    ReadAllAvailable = ReadLimit = ReadMaxFiles = SupportsTriggerAvailableNow = object
 
 
 def session_batches(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
@@ -79,65 +105,6 @@ def session_batches(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:
             f"Set {TIME_ZONE}, give the option time_zone, or write the times with a zone, such as 2020-01-01T00:00:00Z"
         )
     return scan_batches(*scan.in_zone(part, parse_zone(name)))
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBatch:
-    """Writes micro-batches exactly once, for `foreachBatch`."""
-
-    repo: Repository | str
-    query: str
-    branch: str
-    options: WriteOptions
-    text: CommitText
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
-        repository = writing_repository(self.repo)
-        session = repository.writable_session(self.branch)
-        if find_batch(repository, session.snapshot_id, self.query, number) is not None:
-            return
-        metadata = {**(self.text.metadata or {}), **stream_metadata(self.query, number)}
-        message = self.text.message or f"Batch {number} of {self.query}"
-        write_and_commit(batch, session, self.options, replace(self.text, message=message, metadata=metadata))
-
-
-def write_stream(
-    df: DataFrame, repo: Repository | str | os.PathLike[str], *, query: str, branch: str = "main", **options: Any
-) -> DataStreamWriter:
-    """Write a stream of rows into arrays. Each micro-batch is committed exactly once.
-
-    Parameters
-    ----------
-    df
-        A streaming DataFrame.
-    repo
-        A repository, or its path or URL. If it does not exist, it is created.
-    query
-        A name that identifies the commits of this stream. Keep it as long as the checkpoint.
-    branch
-        The target branch.
-    **options
-        Further arguments of `write`.
-
-    Returns
-    -------
-    DataStreamWriter
-        The writer of Spark. Set `checkpointLocation` and a trigger, then call `start()`.
-
-    Examples
-    --------
-    >>> from icefloe.spark import write_stream
-    >>> writer = write_stream(rows, "s3://b/r", query="stations", dims=["time", "station"])  # doctest: +SKIP
-    >>> writer.option("checkpointLocation", "s3://b/checkpoint").start()  # doctest: +SKIP
-    """
-    target = repo if isinstance(repo, Repository) else os.fspath(repo)
-    text = CommitText(*(options.pop(name, None) for name in ("message", "metadata", "rebase_with")))
-    function = WriteBatch(target, query, branch, write_options(**options), text)
-
-    def each(batch: DataFrame, number: int) -> None:
-        function(batch, number)
-
-    return df.writeStream.foreachBatch(each)
 
 
 _SNAPSHOT = "snapshot"
@@ -173,6 +140,16 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._emit = choose(given, "emit", ("chunks", "new_cells"))
         self._deletions = choose(given, "deletions", ("error", "ignore"))
         self._until: str | None = None
+        if self._is_limited:
+            require_spark(
+                "the option max_commits_per_batch or max_chunks_per_batch of a stream",
+                (4, 2),
+                "Leave the option out: a batch then has all commits since the last one",
+            )
+
+    @property
+    def _is_limited(self) -> bool:
+        return min(self._commits, self._chunks) < _NO_LIMIT
 
     @property
     def _branch(self) -> str:
@@ -187,11 +164,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {_SNAPSHOT: repository.lookup_snapshot(self._start).id}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        limited = min(self._commits, self._chunks) < _NO_LIMIT
-        return ReadMaxFiles(min(self._commits, 1 << 30)) if limited else ReadAllAvailable()
+        return ReadMaxFiles(min(self._commits, 1 << 30)) if self._is_limited else ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802 - Spark's name
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, str] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, str]:
         repository = open_address(self._options.address)
+        if start is None:
+            # Spark before 4.2 passes nothing.
+            return {_SNAPSHOT: repository.lookup_branch(self._branch)}
         commits = commits_since(repository, self._branch, start[_SNAPSHOT] or None)
         if self._until is not None:
             ids = [info.id for info in commits]
@@ -249,6 +230,244 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, str]) -> None:
         """Do nothing, because offsets are snapshots and no state is kept."""
+
+
+STAGED_BYTES = 256 << 20
+"""The largest size of rows that create or extend arrays. One process assembles them."""
+_ROWS = 1 << 19
+_ROWS_PER_BATCH = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """All options of a write through the data source."""
+
+    address: RepositoryAddress
+    branch: str
+    message: str | None
+    metadata: Mapping[str, Any]
+    rows: WriteOptions
+    create: bool
+    query: str
+
+    def repository(self) -> Repository:
+        storage = storage_from_url(self.address.url, **dict(self.address.storage_options))
+        authorize = dict.fromkeys(self.address.authorize)
+        if self.create:
+            return Repository.open_or_create(storage, authorize_virtual_chunk_access=authorize)
+        return Repository.open(storage, authorize_virtual_chunk_access=authorize)
+
+
+def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
+    """Check the options of a write. The error names the option and what is allowed."""
+    options = normalise_options(given)
+    if not options:
+        raise UnsupportedError(
+            "INSERT INTO and CREATE TABLE AS are not supported, because Spark does not pass the options of a catalog's "
+            "table to a Python data source. Use df.write.format('icefloe').option('path', ...) or icefloe.spark.write"
+        )
+    reading = {key: READ_OPTIONS[key] for key in ("path", "url", "branch", "group", "authorize")}
+    check_names(options, {**reading, **WRITE_OPTIONS})
+    rows = WriteOptions(
+        group="/" + options.get("group", "/").strip("/"),
+        dims=split_names(options["dims"]) if "dims" in options else None,
+        mode="overwrite" if overwrite else "append",
+        append_dim=options.get("append_dim"),
+        chunks=_lengths(options.get("chunks", "")),
+        coordinates=_json(options, "coordinates"),
+        duplicates=choose(options, "duplicates", DUPLICATES),
+        off_grid=choose(options, "off_grid", OFF_GRID),
+        any_order=parse_flag(options, "any_order", False),
+    )
+    return SinkOptions(
+        parse_address(options),
+        options.get("branch", "main"),
+        options.get("message"),
+        _json(options, "metadata"),
+        rows,
+        parse_flag(options, "create", True),
+        options.get("query") or options.get("checkpointlocation", ""),
+    )
+
+
+def _lengths(text: str) -> dict[str, int]:
+    lengths = {}
+    for name in split_names(text):
+        dim, equals, length = name.partition("=")
+        if not equals or not length.strip().isdigit() or int(length) < 1:
+            raise InvalidInputError(f"the option chunks contains {name!r}, expected DIM=LENGTH,DIM=LENGTH")
+        lengths[dim.strip()] = int(length)
+    return lengths
+
+
+def _json(options: Mapping[str, str], name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(options.get(name, "{}"))
+    except ValueError as error:
+        raise InvalidInputError(f"the option {name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"the option {name} must be a JSON object")
+    return value
+
+
+@dataclass
+class _Message(WriterCommitMessage):
+    """The result of a task: parts it wrote, and rows outside the existing grid."""
+
+    parts: WrittenParts | None
+    staged: bytes
+    rows: int
+
+
+class RowsWriter(DataSourceArrowWriter):
+    """Writes a batch of rows. The grid is planned before the writer is sent to tasks."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self.options = options
+        self.schema = arrow_schema(schema)
+        self.fork: bytes | None = None
+        self.target: Target | None = None
+        self.base = ""
+        session = options.repository().writable_session(options.branch)
+        write_dims(session, options.rows, self.schema.names)
+        if options.rows.mode == "append":
+            self._plan(session)
+
+    def _plan(self, session: Session) -> None:
+        """Let tasks write cells of arrays that exist."""
+        nothing = {field.name: pa.array([], type=field.type) for field in self.schema}
+        target = plan_target(session, self.options.rows, self.schema, nothing)
+        if all(variable.made is None for variable in target.variables) and all(d.path for d in target.dimensions):
+            self.target = target
+            self.base = session.snapshot_id
+            self.fork = pickle.dumps(Session.fork(session))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        fragments: list[Fragment] = []
+        staged: list[pa.Table] = []
+        rows = 0
+        for table in gather_tables(iterator, _ROWS):
+            table = pa.table(table.columns, schema=self.schema)
+            rows += len(table)
+            here, rest = self._place(table)
+            fragments += here
+            if len(rest):
+                staged.append(rest)
+        parts = None
+        if fragments and self.target is not None and self.fork is not None:
+            fork: ForkSession = pickle.loads(self.fork)
+            fragments.sort(key=lambda fragment: fragment.block)
+            write_fragments(fork, self.target, fragments, self.options.rows.duplicates)
+            parts = fork.write_parts("a task of df.write")
+        return _Message(parts, _pack(staged), rows)
+
+    def _place(self, table: pa.Table) -> tuple[list[Fragment], pa.Table]:
+        """Fragments of the rows on the grid, and the rows that are not."""
+        if self.target is None:
+            return [], table
+        on = np.ones(len(table), dtype=bool)
+        for dimension in self.target.dimensions:
+            on &= positions(table.column(dimension.name).combine_chunks(), dimension.values) >= 0
+        return list(split_rows(self.target, table.filter(pa.array(on)))), table.filter(pa.array(~on))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        session = self.options.repository().writable_session(self.options.branch)
+        commit_rows(session, self.options, self.schema, messages, self.base)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: nothing was committed, and garbage collection removes the objects of the tasks."""
+
+
+class StreamRowsWriter(DataSourceStreamArrowWriter):
+    """Writes micro-batches of rows, each exactly once. The commit metadata has the query and the batch."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        if not options.query:
+            raise InvalidInputError(
+                "a stream into a repository needs a name, to find its commits after a restart. Set the option query, "
+                "or checkpointLocation on the stream"
+            )
+        self.options = options
+        self.schema = arrow_schema(schema)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        if spark_version() < (4, 1):
+            iterator = _row_batches(iterator, self.schema)
+        tables = [pa.table(table.columns, schema=self.schema) for table in gather_tables(iterator, _ROWS)]
+        return _Message(None, _pack(tables), sum(len(table) for table in tables))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        repository = self.options.repository()
+        session = repository.writable_session(self.options.branch)
+        if find_batch(repository, session.snapshot_id, self.options.query, batchId) is not None:
+            return
+        metadata = {**self.options.metadata, **stream_metadata(self.options.query, batchId)}
+        message = self.options.message or f"Batch {batchId} of a stream"
+        commit_rows(session, replace(self.options, message=message, metadata=metadata), self.schema, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Do nothing, because nothing was committed and Spark repeats the batch."""
+
+
+def _row_batches(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows of Python values as Arrow batches."""
+    while taken := list(islice(rows, _ROWS_PER_BATCH)):
+        columns = [pa.array(map(_in_utc, column), type=field.type) for column, field in zip(zip(*taken), schema)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _in_utc(value: Any) -> Any:
+    """Spark gives times in the zone of the process, and without naming it."""
+    return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
+
+
+def commit_rows(
+    session: Session,
+    options: SinkOptions,
+    schema: pa.Schema,
+    messages: list[WriterCommitMessage | None],
+    base: str = "",
+) -> None:
+    """Link the parts of tasks, assemble the remaining rows, and commit both at once."""
+    found = [message for message in messages if isinstance(message, _Message)]
+    parts = [message.parts for message in found if message.parts is not None]
+    if parts:
+        if session.snapshot_id != base:
+            raise ConflictError(expected_parent=base, actual_parent=session.snapshot_id)
+        session.link_parts(parts)
+    staged = _unpack([message.staged for message in found], schema)
+    if len(staged) or options.rows.mode == "overwrite":
+        write_rows(session, staged, options.rows)
+    if session.has_uncommitted_changes:
+        rows = sum(message.rows for message in found)
+        session.commit(options.message or f"Write {rows:,} rows", options.metadata)
+
+
+def _pack(tables: list[pa.Table]) -> bytes:
+    if not tables:
+        return b""
+    sink = io.BytesIO()
+    table = pa.concat_tables(tables)
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    data = sink.getvalue()
+    if len(data) > STAGED_BYTES:
+        raise _too_much(len(data))
+    return data
+
+
+def _unpack(staged: list[bytes], schema: pa.Schema) -> pa.Table:
+    if sum(map(len, staged)) > STAGED_BYTES:
+        raise _too_much(sum(map(len, staged)))
+    tables = [pa.ipc.open_stream(data).read_all() for data in staged if data]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _too_much(size: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"{size >> 20:,} MiB of rows are too many for one process. Use icefloe.spark.write(df, ...), which distributes "
+        "the work"
+    )
 
 
 PINNED = "icefloe.pinned"
@@ -433,24 +652,14 @@ def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgumen
     return parse_options(normalise_options(options_document(values)))
 
 
-def register(spark: SparkSession) -> None:
-    """Register the data source `icefloe` and the SQL table function `icefloe_scan` with a session.
-
-    The data source is found without this call if the package is installed on the driver. The table function is not.
-
-    Parameters
-    ----------
-    spark
-        The Spark session.
-
-    Examples
-    --------
-    >>> from icefloe.spark import connect, register
-    >>> spark = connect("local[2]")  # doctest: +SKIP
-    >>> register(spark)  # doctest: +SKIP
-    >>> spark.sql("SELECT * FROM icefloe_scan('s3://bucket/weather', 'lat > 60')")  # doctest: +SKIP
-    """
-    spark.dataSource.register(IcefloeDataSource)
+def register_source(spark: SparkSession) -> None:
+    """Register the data source and the table function with a session."""
+    try:
+        spark.dataSource.register(IcefloeDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 refuses the name of a source that it found by itself. That one is ours, in `pyspark_icefloe`.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
     # Tasks see the settings of a session that were set, and not their defaults.
     spark.conf.set(TIME_ZONE, spark.conf.get(TIME_ZONE) or "UTC")
     spark.udtf.register("icefloe_scan", udtf(IcefloeScan, useArrow=True))  # type: ignore[arg-type]

@@ -21,10 +21,15 @@ from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
-from icefloe.spark.connect import freeze_loaded_modules, quieten_failed_queries
+from icefloe.spark.connect import (
+    TIME_ZONE,
+    freeze_loaded_modules,
+    quieten_failed_queries,
+    require_spark,
+    spark_version,
+)
 from icefloe.spark.jobs import Target, existing_repository
-from icefloe.spark.source import TIME_ZONE, register
-from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, parallelism, reason_of, run_tasks
+from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, arrow_frame, arrow_table, parallelism, reason_of, run_tasks
 from icefloe.tables.aggregates import (
     ChunkAggregation,
     PartialGroups,
@@ -285,6 +290,38 @@ def _value(variable: Variable, listed: str) -> str:
     return f"{value} AS {sql_name(variable.name)}"
 
 
+def register(spark: SparkSession) -> None:
+    """Register the data source `icefloe` and the SQL table function `icefloe_scan` with a session.
+
+    The data source is found without this call if the package is installed on the driver. The table function is not.
+
+    Parameters
+    ----------
+    spark
+        The Spark session.
+
+    Raises
+    ------
+    UnsupportedError
+        This is Spark 3.5, which has no data sources in Python.
+
+    Examples
+    --------
+    >>> from icefloe.spark import connect, register
+    >>> spark = connect("local[2]")  # doctest: +SKIP
+    >>> register(spark)  # doctest: +SKIP
+    >>> spark.sql("SELECT * FROM icefloe_scan('s3://bucket/weather', 'lat > 60')")  # doctest: +SKIP
+    """
+    require_spark(
+        "the data source icefloe",
+        (4, 0),
+        "Use icefloe.spark.table, icefloe.spark.sql and icefloe.spark.write, which return and take DataFrames",
+    )
+    from icefloe.spark.source import register_source  # noqa: PLC0415 - Spark 3.5 cannot import it
+
+    register_source(spark)
+
+
 _READ_FROM = re.compile(r"\b(?:from|join)\s+`?(\w+)`?", re.IGNORECASE)
 _log = logging.getLogger("icefloe.spark")
 
@@ -323,7 +360,8 @@ def register_views(
     >>> register_views(spark, "s3://bucket/weather")  # doctest: +SKIP
     >>> spark.sql("SELECT max(t2m) FROM t2m")  # doctest: +SKIP
     """
-    register(spark)
+    if spark_version() >= (4, 0):
+        register(spark)
     repository = existing_repository(repo)
     session = (revision or Revision()).session(repository)
     wanted = None if query is None else {word.lower() for word in re.findall(r"\w+", query)}
@@ -438,7 +476,7 @@ class _Evaluation:
                 .toDF("position")
                 .selectExpr("position", f"{lookup} AS {sql_name(name)}")
             )
-            found = rows.selectExpr("position", *columns).toArrow().sort_by("position")
+            found = arrow_table(rows.selectExpr("position", *columns)).sort_by("position")
         except PySparkException:
             return None
         return [found.column(f"c{number}").combine_chunks() for number in range(len(columns))]
@@ -461,7 +499,7 @@ def _relation_frame(spark: SparkSession, catalog: Catalog, prepared: PreparedRel
         job = SparkJob(_AggregateShare(prepared.work), f"aggregate {relation.text}", shown=False)
         partials = merge_partials(prepared.work, run_tasks(spark, job, shares))
     groups = groups_table(prepared, partials)
-    return spark.createDataFrame(groups, from_arrow_schema(groups.schema, prefer_timestamp_ntz=False))
+    return arrow_frame(spark, groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +514,9 @@ def run_query(frame: DataFrame, limit: int | None = None) -> pa.Table:
     """Return the rows of a query. The error of a failed query has one line."""
     quieten_failed_queries()
     try:
-        rows: pa.Table = (frame.limit(limit) if limit else frame).toArrow()
+        return arrow_table(frame.limit(limit) if limit else frame)
     except PySparkException as error:
         raise _query_error(error) from error
-    return rows
 
 
 def _query_error(error: PySparkException) -> InvalidInputError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import secrets
 import warnings
@@ -15,6 +16,8 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from icefloe.errors import (
     ConflictError,
@@ -29,7 +32,7 @@ from icefloe.errors import (
 )
 from icefloe.session.fork import WrittenParts
 from icefloe.session.session import ForkSession, Session
-from icefloe.spark.connect import freeze_loaded_modules, is_classic
+from icefloe.spark.connect import freeze_loaded_modules, is_classic, spark_version
 from icefloe.spark.jobs import JobMeter, job_progress
 
 T = TypeVar("T")
@@ -164,10 +167,57 @@ def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], descrip
     return outcomes
 
 
+def arrow_table(frame: DataFrame) -> pa.Table:
+    """The rows of a DataFrame. Errors are those of Spark."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    # Spark 3.5 only has the parts of which `toArrow` is made.
+    parts: Any = frame
+    schema = arrow_schema(frame.schema)
+    if not is_classic(frame.sparkSession):
+        client = parts.sparkSession.client
+        return client.to_table(parts._plan.to_proto(client))[0].cast(schema)
+    batches = parts._collect_as_arrow()
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
+
+
+# Versions without the argument know no other zone.
+_UTC: Any = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema of rows. Times have the zone UTC."""
+    return to_arrow_schema(schema, **_UTC)
+
+
+def arrow_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """An Arrow table as a DataFrame."""
+    schema = from_arrow_schema(table.schema, prefer_timestamp_ntz=False)
+    if spark_version() >= (4, 0):
+        return spark.createDataFrame(table, schema)
+    # Spark 3.5 takes only pandas, which has no integers with missing values. Arrow batches travel as binary rows.
+    rows = [(_pack_batch(batch),) for batch in table.to_batches()]
+    packed = spark.createDataFrame(rows, "batch binary")
+    return packed.mapInArrow(_unpack_batches, schema)
+
+
+def _pack_batch(batch: pa.RecordBatch) -> bytearray:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytearray(sink.getvalue())
+
+
+def _unpack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for data in batch.column(0):
+            yield from pa.ipc.open_stream(data.as_buffer())
+
+
 def collect(frame: DataFrame, description: str) -> pa.Table:
     """The rows of a DataFrame. Errors of Spark are translated."""
     try:
-        return frame.toArrow()
+        return arrow_table(frame)
     except (PySparkException, Py4JError) as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error

@@ -1,13 +1,7 @@
-"""Write rows of a DataFrame into arrays.
-
-A data source of Spark cannot send the rows of a chunk to one task, so a chunk that two tasks wrote is refused.
-`icefloe.spark.write` shuffles the rows first.
-"""
+"""Write rows and streams of rows into arrays. The rows are shuffled, so that one task has all rows of a chunk."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import pickle
 import time
@@ -21,18 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from icefloe.errors import ConflictError, InvalidInputError, StorageError, UnsupportedError
+from icefloe.errors import InvalidInputError, StorageError
 from icefloe.repository import Repository
-from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
 from icefloe.session.session import ForkSession, Session
+from icefloe.spark.connect import spark_version
 from icefloe.spark.jobs import writing_repository
-from icefloe.spark.tasks import FINAL_ERRORS, TaskFailure, parallelism, reason_of
-from icefloe.storage.build import storage_from_url
+from icefloe.spark.tasks import FINAL_ERRORS, TaskFailure, arrow_schema, arrow_table, parallelism, reason_of
 from icefloe.tables.fragments import (
     Fragment,
     gather_tables,
@@ -41,23 +32,9 @@ from icefloe.tables.fragments import (
     unique_values,
     unpack_fragment,
     write_fragments,
-    write_rows,
 )
 from icefloe.tables.metadata_tables import find_batch, stream_metadata
-from icefloe.tables.table_options import (
-    READ_OPTIONS,
-    WRITE_OPTIONS,
-    RepositoryAddress,
-    check_names,
-    choose,
-    normalise_options,
-    parse_address,
-    parse_flag,
-    split_names,
-)
 from icefloe.tables.targets import (
-    DUPLICATES,
-    OFF_GRID,
     Target,
     WriteOptions,
     apply_target,
@@ -238,7 +215,7 @@ def write_to_session(df: DataFrame, session: Session, options: WriteOptions) -> 
     """Write rows into a session that is committed by the caller."""
     started = time.monotonic()
     spark = df.sparkSession
-    schema = to_arrow_schema(df.schema, timezone="UTC")
+    schema = arrow_schema(df.schema)
     dims = write_dims(session, options, df.columns)
     incoming = fetch_coordinates(df, dims, schema)
     if not len(incoming[dims[0]]):
@@ -248,13 +225,21 @@ def write_to_session(df: DataFrame, session: Session, options: WriteOptions) -> 
     routing = plan_routing(target, incoming, parallelism(spark))
     frame = df.select(*[_quoted(name) for name in df.columns])
     fragments = frame.mapInArrow(_Split(target, routing, options.off_grid == "drop"), _FRAGMENTS)
-    routed = fragments.repartitionById(routing.tasks, "task").sortWithinPartitions("block")
+    routed = _by_task(fragments, routing.tasks).sortWithinPartitions("block")
     written = _run(
         routed.mapInArrow(_Assemble(pickle.dumps(Session.fork(session)), target, options.duplicates), _OUTCOME)
     )
     session.link_parts([parts for parts, _ in written])
     cells = sum(count for _, count in written)
     return WriteOutcome(None, cells, sum(p.chunks for p, _ in written), routing.tasks, time.monotonic() - started)
+
+
+def _by_task(fragments: DataFrame, tasks: int) -> DataFrame:
+    """Send fragments to the partition with the number of their task."""
+    if spark_version() >= (4, 1):
+        return fragments.repartitionById(tasks, "task")
+    # A hash may put two tasks into one partition and leave another empty. All fragments of a block stay together.
+    return fragments.repartition(tasks, "task")
 
 
 def _quoted(name: str) -> str:
@@ -369,7 +354,7 @@ class _Assemble:
 def _run(frame: DataFrame) -> list[Any]:
     """The pickled results of a stage. They are collected directly, so that no later stage can run the tasks again."""
     try:
-        table = frame.toArrow()
+        table = arrow_table(frame)
     except PySparkException as error:
         raise StorageError(f"writing rows failed on Spark: {reason_of(error)}") from error
     outcomes = [pickle.loads(data) for data in table.column("outcome").to_pylist()]
@@ -379,224 +364,60 @@ def _run(frame: DataFrame) -> list[Any]:
     return outcomes
 
 
-STAGED_BYTES = 256 << 20
-"""The largest size of rows that create or extend arrays. One process assembles them."""
-_ROWS = 1 << 19
-
-
 @dataclass(frozen=True, slots=True)
-class SinkOptions:
-    """All options of a write through the data source."""
+class WriteBatch:
+    """Writes micro-batches exactly once, for `foreachBatch`."""
 
-    address: RepositoryAddress
-    branch: str
-    message: str | None
-    metadata: Mapping[str, Any]
-    rows: WriteOptions
-    create: bool
+    repo: Repository | str
     query: str
+    branch: str
+    options: WriteOptions
+    text: CommitText
 
-    def repository(self) -> Repository:
-        storage = storage_from_url(self.address.url, **dict(self.address.storage_options))
-        authorize = dict.fromkeys(self.address.authorize)
-        if self.create:
-            return Repository.open_or_create(storage, authorize_virtual_chunk_access=authorize)
-        return Repository.open(storage, authorize_virtual_chunk_access=authorize)
-
-
-def parse_sink_options(given: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
-    """Check the options of a write. The error names the option and what is allowed."""
-    options = normalise_options(given)
-    if not options:
-        raise UnsupportedError(
-            "INSERT INTO and CREATE TABLE AS are not supported, because Spark does not pass the options of a catalog's "
-            "table to a Python data source. Use df.write.format('icefloe').option('path', ...) or icefloe.spark.write"
-        )
-    reading = {key: READ_OPTIONS[key] for key in ("path", "url", "branch", "group", "authorize")}
-    check_names(options, {**reading, **WRITE_OPTIONS})
-    rows = WriteOptions(
-        group="/" + options.get("group", "/").strip("/"),
-        dims=split_names(options["dims"]) if "dims" in options else None,
-        mode="overwrite" if overwrite else "append",
-        append_dim=options.get("append_dim"),
-        chunks=_lengths(options.get("chunks", "")),
-        coordinates=_json(options, "coordinates"),
-        duplicates=choose(options, "duplicates", DUPLICATES),
-        off_grid=choose(options, "off_grid", OFF_GRID),
-        any_order=parse_flag(options, "any_order", False),
-    )
-    return SinkOptions(
-        parse_address(options),
-        options.get("branch", "main"),
-        options.get("message"),
-        _json(options, "metadata"),
-        rows,
-        parse_flag(options, "create", True),
-        options.get("query") or options.get("checkpointlocation", ""),
-    )
-
-
-def _lengths(text: str) -> dict[str, int]:
-    lengths = {}
-    for name in split_names(text):
-        dim, equals, length = name.partition("=")
-        if not equals or not length.strip().isdigit() or int(length) < 1:
-            raise InvalidInputError(f"the option chunks contains {name!r}, expected DIM=LENGTH,DIM=LENGTH")
-        lengths[dim.strip()] = int(length)
-    return lengths
-
-
-def _json(options: Mapping[str, str], name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(options.get(name, "{}"))
-    except ValueError as error:
-        raise InvalidInputError(f"the option {name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidInputError(f"the option {name} must be a JSON object")
-    return value
-
-
-@dataclass
-class _Message(WriterCommitMessage):
-    """The result of a task: parts it wrote, and rows outside the existing grid."""
-
-    parts: WrittenParts | None
-    staged: bytes
-    rows: int
-
-
-class RowsWriter(DataSourceArrowWriter):
-    """Writes a batch of rows. The grid is planned before the writer is sent to tasks."""
-
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        self.options = options
-        self.schema = to_arrow_schema(schema, timezone="UTC")
-        self.fork: bytes | None = None
-        self.target: Target | None = None
-        self.base = ""
-        session = options.repository().writable_session(options.branch)
-        write_dims(session, options.rows, self.schema.names)
-        if options.rows.mode == "append":
-            self._plan(session)
-
-    def _plan(self, session: Session) -> None:
-        """Let tasks write cells of arrays that exist."""
-        nothing = {field.name: pa.array([], type=field.type) for field in self.schema}
-        target = plan_target(session, self.options.rows, self.schema, nothing)
-        if all(variable.made is None for variable in target.variables) and all(d.path for d in target.dimensions):
-            self.target = target
-            self.base = session.snapshot_id
-            self.fork = pickle.dumps(Session.fork(session))
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        fragments: list[Fragment] = []
-        staged: list[pa.Table] = []
-        rows = 0
-        for table in gather_tables(iterator, _ROWS):
-            table = pa.table(table.columns, schema=self.schema)
-            rows += len(table)
-            here, rest = self._place(table)
-            fragments += here
-            if len(rest):
-                staged.append(rest)
-        parts = None
-        if fragments and self.target is not None and self.fork is not None:
-            fork: ForkSession = pickle.loads(self.fork)
-            fragments.sort(key=lambda fragment: fragment.block)
-            write_fragments(fork, self.target, fragments, self.options.rows.duplicates)
-            parts = fork.write_parts("a task of df.write")
-        return _Message(parts, _pack(staged), rows)
-
-    def _place(self, table: pa.Table) -> tuple[list[Fragment], pa.Table]:
-        """Fragments of the rows on the grid, and the rows that are not."""
-        if self.target is None:
-            return [], table
-        on = np.ones(len(table), dtype=bool)
-        for dimension in self.target.dimensions:
-            on &= positions(table.column(dimension.name).combine_chunks(), dimension.values) >= 0
-        return list(split_rows(self.target, table.filter(pa.array(on)))), table.filter(pa.array(~on))
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        session = self.options.repository().writable_session(self.options.branch)
-        commit_rows(session, self.options, self.schema, messages, self.base)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: nothing was committed, and garbage collection removes the objects of the tasks."""
-
-
-class StreamRowsWriter(DataSourceStreamArrowWriter):
-    """Writes micro-batches of rows, each exactly once. The commit metadata has the query and the batch."""
-
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        if not options.query:
-            raise InvalidInputError(
-                "a stream into a repository needs a name, to find its commits after a restart. Set the option query, "
-                "or checkpointLocation on the stream"
-            )
-        self.options = options
-        self.schema = to_arrow_schema(schema, timezone="UTC")
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        tables = [pa.table(table.columns, schema=self.schema) for table in gather_tables(iterator, _ROWS)]
-        return _Message(None, _pack(tables), sum(len(table) for table in tables))
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        repository = self.options.repository()
-        session = repository.writable_session(self.options.branch)
-        if find_batch(repository, session.snapshot_id, self.options.query, batchId) is not None:
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        repository = writing_repository(self.repo)
+        session = repository.writable_session(self.branch)
+        if find_batch(repository, session.snapshot_id, self.query, number) is not None:
             return
-        metadata = {**self.options.metadata, **stream_metadata(self.options.query, batchId)}
-        message = self.options.message or f"Batch {batchId} of a stream"
-        commit_rows(session, replace(self.options, message=message, metadata=metadata), self.schema, messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing, because nothing was committed and Spark repeats the batch."""
+        metadata = {**(self.text.metadata or {}), **stream_metadata(self.query, number)}
+        message = self.text.message or f"Batch {number} of {self.query}"
+        write_and_commit(batch, session, self.options, replace(self.text, message=message, metadata=metadata))
 
 
-def commit_rows(
-    session: Session,
-    options: SinkOptions,
-    schema: pa.Schema,
-    messages: list[WriterCommitMessage | None],
-    base: str = "",
-) -> None:
-    """Link the parts of tasks, assemble the remaining rows, and commit both at once."""
-    found = [message for message in messages if isinstance(message, _Message)]
-    parts = [message.parts for message in found if message.parts is not None]
-    if parts:
-        if session.snapshot_id != base:
-            raise ConflictError(expected_parent=base, actual_parent=session.snapshot_id)
-        session.link_parts(parts)
-    staged = _unpack([message.staged for message in found], schema)
-    if len(staged) or options.rows.mode == "overwrite":
-        write_rows(session, staged, options.rows)
-    if session.has_uncommitted_changes:
-        rows = sum(message.rows for message in found)
-        session.commit(options.message or f"Write {rows:,} rows", options.metadata)
+def write_stream(
+    df: DataFrame, repo: Repository | str | os.PathLike[str], *, query: str, branch: str = "main", **options: Any
+) -> DataStreamWriter:
+    """Write a stream of rows into arrays. Each micro-batch is committed exactly once.
 
+    Parameters
+    ----------
+    df
+        A streaming DataFrame.
+    repo
+        A repository, or its path or URL. If it does not exist, it is created.
+    query
+        A name that identifies the commits of this stream. Keep it as long as the checkpoint.
+    branch
+        The target branch.
+    **options
+        Further arguments of `write`.
 
-def _pack(tables: list[pa.Table]) -> bytes:
-    if not tables:
-        return b""
-    sink = io.BytesIO()
-    table = pa.concat_tables(tables)
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    data = sink.getvalue()
-    if len(data) > STAGED_BYTES:
-        raise _too_much(len(data))
-    return data
+    Returns
+    -------
+    DataStreamWriter
+        The writer of Spark. Set `checkpointLocation` and a trigger, then call `start()`.
 
+    Examples
+    --------
+    >>> from icefloe.spark import write_stream
+    >>> writer = write_stream(rows, "s3://b/r", query="stations", dims=["time", "station"])  # doctest: +SKIP
+    >>> writer.option("checkpointLocation", "s3://b/checkpoint").start()  # doctest: +SKIP
+    """
+    target = repo if isinstance(repo, Repository) else os.fspath(repo)
+    text = CommitText(*(options.pop(name, None) for name in ("message", "metadata", "rebase_with")))
+    function = WriteBatch(target, query, branch, write_options(**options), text)
 
-def _unpack(staged: list[bytes], schema: pa.Schema) -> pa.Table:
-    if sum(map(len, staged)) > STAGED_BYTES:
-        raise _too_much(sum(map(len, staged)))
-    tables = [pa.ipc.open_stream(data).read_all() for data in staged if data]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    def each(batch: DataFrame, number: int) -> None:
+        function(batch, number)
 
-
-def _too_much(size: int) -> InvalidInputError:
-    return InvalidInputError(
-        f"{size >> 20:,} MiB of rows are too many for one process. Use icefloe.spark.write(df, ...), which distributes "
-        "the work"
-    )
+    return df.writeStream.foreachBatch(each)

@@ -21,7 +21,7 @@ import xarray as xr
 import icefloe
 from icefloe.tables.metadata_tables import BATCH, QUERY
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 STATIONS, TIMES_PER_FILE = 3, 3
 
 

@@ -15,7 +15,7 @@ from tests.tables.test_table_scans import as_frame, datasets, same
 import icefloe
 from icefloe.xarray import to_icechunk
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 
 def draw_condition(data: st.DataObject, frame: pd.DataFrame) -> tuple[str, Any]:

@@ -19,7 +19,7 @@ from icefloe.errors import InvalidInputError
 from icefloe.tables.predicates import sql_lookup
 from icefloe.xarray import to_icechunk
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 
 def load(spark: Any, place: str, **options: Any) -> Any:

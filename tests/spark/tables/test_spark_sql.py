@@ -10,6 +10,7 @@ from tests.tables.query_generator import QueryGenerator, make_repository, oracle
 from icefloe.errors import InvalidInputError
 from icefloe.spark import sql
 from icefloe.spark.table import prepare_query
+from icefloe.spark.tasks import arrow_table
 
 pytestmark = pytest.mark.spark
 _ZONE = "spark.sql.session.timeZone"
@@ -35,7 +36,7 @@ def check(spark: Any, world: Any, seed: int) -> None:
     query = QueryGenerator(seed).query()
     expected = expected_rows(query.plain, query.zone)
     spark.conf.set(_ZONE, query.zone)
-    found = sql(spark, repo, query.text).toArrow()
+    found = arrow_table(sql(spark, repo, query.text))
     rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
     shown = f"seed {seed}, {query.zone}\n{query.text}\n{rows[:3]}\n{expected[:3]}"
     assert same_rows(rows, expected, ordered=query.is_ordered), shown

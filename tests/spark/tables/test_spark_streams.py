@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
+from tests.servers.java import spark_too_old
 
 import icefloe
 from icefloe.tables.metadata_tables import BATCH, QUERY
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 Stored = Callable[..., xr.Dataset]
 
@@ -92,7 +93,7 @@ def test_a_stream_of_changes_emits_new_cells_as_commits_arrive(spark: Any, tmp_p
     assert spark.read.parquet(out).count() == 6
     grow(2, 5)
     grow(5, 6)
-    follow(max_commits_per_batch=1)
+    follow(**({} if spark_too_old((4, 2)) else {"max_commits_per_batch": 1}))
     follow()
     rows = spark.read.parquet(out).orderBy("t", "s").collect()
     assert [row.v for row in rows] == [float(n) for n in range(18)]

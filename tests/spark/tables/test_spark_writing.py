@@ -15,7 +15,7 @@ import zarr
 import icefloe
 from icefloe.errors import AlreadyExistsError, InvalidInputError
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 Stored = Callable[..., xr.Dataset]
 

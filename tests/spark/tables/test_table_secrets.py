@@ -16,7 +16,7 @@ from tests.spark.tables.conftest import ENCODING
 import icefloe
 from icefloe.xarray import to_icechunk
 
-pytestmark = [pytest.mark.spark, pytest.mark.s3]
+pytestmark = [pytest.mark.spark(4, 0), pytest.mark.s3]
 
 
 @pytest.mark.timeout(400)

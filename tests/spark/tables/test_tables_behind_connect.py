@@ -14,7 +14,7 @@ import xarray as xr
 
 from icefloe.spark.connect import is_classic
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 
 @pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 
 def test_every_block_of_the_guide_runs(

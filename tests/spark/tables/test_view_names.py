@@ -13,13 +13,12 @@ import zarr
 import icefloe
 from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.spark import register_views
-from icefloe.spark.write import parse_sink_options
 from icefloe.tables.columns import ColumnCoding, encode_column
 from icefloe.tables.targets import _extend
 from icefloe.tables.views import list_views
 from icefloe.xarray import to_icechunk
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(4, 0)
 
 
 @pytest.fixture
@@ -60,6 +59,8 @@ def test_every_view_answers_from_its_own_array(spark: Any, alike: icefloe.Reposi
 
 
 def test_a_write_without_a_place_says_what_to_do() -> None:
+    from icefloe.spark.source import parse_sink_options
+
     with pytest.raises(UnsupportedError, match="INSERT INTO"):
         parse_sink_options({}, overwrite=False)
 
