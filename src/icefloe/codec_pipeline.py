@@ -162,6 +162,12 @@ class ChunkDecoder:
         return self.coder.decode(body, self.spec)
 
 
+def is_regular(array: zarr.Array[Any]) -> bool:
+    """Whether all chunks of an array have one shape."""
+    metadata: Any = array.metadata
+    return metadata.zarr_format == 2 or "chunk_shape" in metadata.chunk_grid.to_dict()["configuration"]
+
+
 def decoder_of(array: zarr.Array[Any]) -> ChunkDecoder | None:
     """The decoder of an array; None where only zarr knows how: shards, and codecs that need an event loop."""
     inner: Any = array.async_array
@@ -169,6 +175,8 @@ def decoder_of(array: zarr.Array[Any]) -> ChunkDecoder | None:
     if not isinstance(pipeline, zarrs.BatchedCodecPipeline) or not all(map(is_synchronous, pipeline)):
         return None
     metadata = inner.metadata
+    if not is_regular(array):
+        return None
     spec = ArraySpec(
         shape=tuple(array.chunks),
         dtype=metadata.dtype,

@@ -172,23 +172,26 @@ def _check_names(arrays: Sequence[ArrayNode], selection: CopySelection) -> None:
 def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, target: str) -> ArrayCopy:
     parsed: dict[str, Any] = json.loads(document)
     grid = parsed["chunk_grid"]
-    if grid["name"] != "regular":
-        raise UnsupportedError(
-            f"{node.path} has a {grid['name']!r} chunk grid. Only arrays with a regular grid can be copied"
-        )
-    chunks = tuple(int(c) for c in grid["configuration"]["chunk_shape"])
     dims = [name if name is not None else f"dim_{axis}" for axis, name in enumerate(node.dimension_names or ())]
     dims = dims or [f"dim_{axis}" for axis in range(len(node.shape))]
     sizes = dict(zip(dims, node.shape, strict=True))
+    is_regular = grid["name"] == "regular"
+    if not is_regular and not set(dims) <= set(selection.chunks or {}):
+        raise UnsupportedError(
+            f"{node.path} has a {grid['name']!r} chunk grid. Only arrays with a regular grid can be copied. To make "
+            f"its grid regular, rechunk it along all of its dimensions: {', '.join(dims)}"
+        )
+    # A new length is given for every dimension of a variable grid.
+    chunks = tuple(int(c) for c in grid["configuration"]["chunk_shape"]) if is_regular else (0,) * len(dims)
     bounds = parse_bounds({d: b for d, b in (selection.region or {}).items() if d in sizes}, sizes)
     start = tuple(bounds[d].start if d in bounds else 0 for d in dims)
     shape = tuple(bounds[d].stop - bounds[d].start if d in bounds else n for d, n in sizes.items())
     wanted = tuple(_chunk(d, c, n, selection) for d, c, n in zip(dims, chunks, shape, strict=True))
     ends = zip(start, shape, node.shape, chunks, strict=True)
-    whole = all(s % c == 0 and ((s + n) % c == 0 or s + n == size) for s, n, size, c in ends)
+    whole = is_regular and all(s % c == 0 and ((s + n) % c == 0 or s + n == size) for s, n, size, c in ends)
     parsed["shape"] = list(shape)
     if wanted != chunks:
-        parsed["chunk_grid"]["configuration"]["chunk_shape"] = list(wanted)
+        parsed["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": list(wanted)}}
         parsed["codecs"] = _without_shards(parsed["codecs"])
     text = json.dumps(parsed, indent=2).encode() if wanted != chunks or shape != node.shape else document
     return ArrayCopy(node.path, target, text, start, shape, wanted, as_stored=whole and wanted == chunks)

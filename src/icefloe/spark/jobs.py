@@ -30,6 +30,7 @@ from icefloe.repository import Repository
 from icefloe.session.session import Session
 from icefloe.spark.connect import is_classic
 from icefloe.storage.build import resolve_storage
+from icefloe.tables.grids import unreadable_grid
 
 Source: TypeAlias = "Session | Repository | str | os.PathLike[str]"
 Target: TypeAlias = "Repository | str | os.PathLike[str]"
@@ -118,6 +119,8 @@ def open_dataset(session: Session, group: str = "", variables: Sequence[str] | N
         dataset: xr.Dataset = xr.open_zarr(session.store, group=path or None, consolidated=False, chunks=None)
     except (FileNotFoundError, KeyError) as error:
         raise NodeNotFoundError(f"there is no group /{path} in snapshot {session.snapshot_id}", path=path) from error
+    except ValueError as error:
+        raise unreadable_grid(session, path) or error from error
     if variables is None:
         return dataset
     missing = [name for name in variables if name not in dataset.variables]

@@ -50,7 +50,8 @@ def stored_chunks(dataset: xr.Dataset) -> dict[str, int]:
     for variable in sorted(dataset.variables.values(), key=lambda v: -v.nbytes):
         chunks = variable.encoding.get("shards") or variable.encoding.get("chunks") or variable.shape
         for dim, length in zip(variable.dims, chunks, strict=True):
-            found.setdefault(str(dim), max(1, int(length)))
+            # A variable grid has the lengths of all chunks.
+            found.setdefault(str(dim), max(1, *length) if isinstance(length, tuple) else max(1, int(length)))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import InvalidInputError, NodeNotFoundError
+from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.model.zarr_document import parse_document
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import zarr
 
+    from icefloe import codec_pipeline
     from icefloe.tables import columns
     from icefloe.tables.columns import ColumnCoding
 else:
     # Names of tables and columns are found without Arrow and Zarr, so a wrong name is reported at once.
     pa = lazy_module("pyarrow")
     zarr = lazy_module("zarr")
+    codec_pipeline = lazy_module("icefloe.codec_pipeline")
     columns = lazy_module("icefloe.tables.columns")
 
 _STAMP = re.compile(
@@ -106,6 +109,9 @@ class Variable:
     path: str
     chunks: tuple[int, ...]
     coding: ColumnCoding
+    edges: tuple[tuple[int, ...], ...] | None = None
+    """The first cell of every chunk along each dimension, if the chunks differ in length. Then `chunks` has the largest
+    lengths, and the chunks are read through zarr, in blocks of these lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +293,19 @@ def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[
 
 def _variable(session: Session, found: _Found, *, raw: bool) -> Variable:
     array = open_array(session, found.node.path)
-    chunks = tuple(max(1, int(c)) for c in (array.shards or array.chunks))
-    return Variable(found.name, found.node.path, chunks, columns.coding_of(_dtype(array), found.attributes, raw=raw))
+    chunks, edges = chunk_lengths(array)
+    coding = columns.coding_of(_dtype(array), found.attributes, raw=raw)
+    return Variable(found.name, found.node.path, chunks, coding, edges)
+
+
+def chunk_lengths(array: zarr.Array[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
+    """Return the chunk or shard lengths of an array. For a variable grid, the largest ones, and where chunks begin."""
+    if codec_pipeline.is_regular(array):
+        return tuple(max(1, int(c)) for c in (array.shards or array.chunks)), None
+    inner: Any = array
+    lengths = [tuple(map(int, each)) for each in inner.write_chunk_sizes]
+    edges = tuple(tuple(itertools.accumulate(each[:-1], initial=0)) if each else () for each in lengths)
+    return tuple(max(1, *each) if each else 1 for each in lengths), edges
 
 
 def _dimension(session: Session, arrays: Mapping[str, _Found], name: str, length: int, *, raw: bool) -> Dimension:
@@ -306,7 +323,28 @@ def _dtype(array: zarr.Array[Any]) -> np.dtype[Any]:
 def open_array(session: Session, path: str) -> zarr.Array[Any]:
     """Open an array of a session for reading."""
     mode: Any = "r" if session.read_only else "r+"
-    return zarr.open_array(session.store, path=path.lstrip("/"), mode=mode, zarr_format=3)
+    try:
+        return zarr.open_array(session.store, path=path.lstrip("/"), mode=mode, zarr_format=3)
+    except ValueError as error:
+        raise unreadable_grid(session, path) or error from error
+
+
+def unreadable_grid(session: Session, path: str) -> UnsupportedError | None:
+    """Return the error for an array at a path or below it whose chunk grid this zarr does not read, or None."""
+    for node in session.state.tree.subtree("/" + path.strip("/")):
+        name = parse_document(node.document)["chunk_grid"]["name"] if isinstance(node, ArrayNode) else "regular"
+        if name != "regular":
+            has_it = "rectilinear_chunks" in zarr.config.get("array")
+            advice = (
+                "Set the variable ZARR_ARRAY__RECTILINEAR_CHUNKS=True, also for the workers of Spark"
+                if has_it
+                else "Use Python 3.12 or newer with a newer zarr"
+            )
+            return UnsupportedError(
+                f"{node.path} has the chunk grid {name!r}, which zarr {zarr.__version__} "
+                f"{'reads only on demand' if has_it else 'does not have'}. {advice}"
+            )
+    return None
 
 
 def read_coordinate(session: Session, dimension: Dimension) -> pa.Array:

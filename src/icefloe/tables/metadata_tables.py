@@ -361,7 +361,7 @@ def changed_blocks(repository: Repository, grid: Grid, before: str | None, sessi
     if any(variable.path in diff.updated_arrays for variable in grid.variables):
         lowest = _smallest_shape(repository, grid, before, session, shape)
     touched = [variable for variable in grid.variables if variable.path in diff.chunk_coords]
-    numbers = [_blocks(grid, variable.chunks, diff.chunk_coords[variable.path]) for variable in touched]
+    numbers = [_blocks(grid, variable, diff.chunk_coords[variable.path]) for variable in touched]
     for axis, (first, length) in enumerate(zip(lowest, grid.block, strict=True)):
         positions = [moved[axis], np.arange(first, grid.shape[axis])]
         numbers.append(_change_slabs(grid, axis, np.unique(np.concatenate(positions) // length)))
@@ -439,11 +439,20 @@ def _change_slabs(grid: Grid, axis: int, indices: npt.NDArray[np.int64]) -> npt.
     return np.asarray(np.ravel_multi_index(tuple(part.reshape(-1) for part in every), grid.blocks), dtype=np.int64)
 
 
-def _blocks(grid: Grid, chunks: tuple[int, ...], coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+def _blocks(grid: Grid, variable: Variable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """Return the numbers of the blocks of chunks."""
-    inside = coords[(coords < np.array(_count(grid.shape, chunks))).all(axis=1)].astype(np.int64)
-    size, block = np.array(chunks), np.array(grid.block)
-    first, last = inside * size // block, np.minimum(((inside + 1) * size - 1) // block, np.array(grid.blocks) - 1)
+    edges = variable.edges
+    counts = _count(grid.shape, variable.chunks) if edges is None else list(map(len, edges))
+    inside = coords[(coords < np.array(counts)).all(axis=1)].astype(np.int64)
+    block = np.array(grid.block)
+    if edges is None:
+        start, end = inside * np.array(variable.chunks), (inside + 1) * np.array(variable.chunks)
+    else:
+        bounds = [np.array([*each, length]) for each, length in zip(edges, grid.shape, strict=True)]
+        start, end = (
+            np.stack([each[inside[:, axis] + more] for axis, each in enumerate(bounds)], axis=1) for more in (0, 1)
+        )
+    first, last = start // block, np.minimum((end - 1) // block, np.array(grid.blocks) - 1)
     if not len(inside):
         return np.zeros(0, dtype=np.int64)
     spans = (last - first).max(axis=0) + 1

@@ -29,7 +29,7 @@ from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
 from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
 from icefloe.tables.evaluate import ValueRanges
-from icefloe.tables.grids import Variable, open_array
+from icefloe.tables.grids import Variable, chunk_lengths, open_array
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -115,7 +115,7 @@ def has_ranges(coding: ColumnCoding) -> bool:
 
 def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
     """Return the stored ranges of an array's chunks, or None if there are none."""
-    if not has_ranges(variable.coding):
+    if not has_ranges(variable.coding) or variable.edges is not None:
         return None
     node = session.state.tree.array(variable.path)
     kept = fetch_rows(session.state.context.storage, node)
@@ -128,6 +128,9 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
 def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64]:
     """Return the numbers of the chunks (in C order of the grid) without a range that can have one."""
     node = session.state.tree.array(variable.path)
+    if variable.edges is not None:
+        # Blocks of a variable grid are not its chunks.
+        return np.zeros(0, dtype=np.int64)
     table = run_blocking(session.state.chunk_table(node))
     numbers = _numbers(node, table)
     _, sure = fingerprints(table)
@@ -308,11 +311,11 @@ def summarise_array(session: Session, path: str) -> Summary | None:
     array = open_array(session, path)
     if array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
         return None
-    chunks = tuple(max(1, int(each)) for each in (array.shards or array.chunks))
+    chunks, edges = chunk_lengths(array)
     coding = coding_of(array.dtype, array.attrs)
     if coding.times is not None:
         return None
-    ranges = load_ranges(session, Variable(path.rpartition("/")[2], path, chunks, coding))
+    ranges = load_ranges(session, Variable(path.rpartition("/")[2], path, chunks, coding, edges))
     if ranges is None or not ranges.known.all():
         return None
     count = int((ranges.count - ranges.missing).sum())

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zarr
 
-from icefloe.errors import AlreadyExistsError, InvalidInputError
+from icefloe.errors import AlreadyExistsError, InvalidInputError, UnsupportedError
 from icefloe.model.snapshot import ArrayNode
 from icefloe.session.session import Session
 from icefloe.tables.columns import TIMESTAMP, ArrayKind, ColumnCoding, encode_column, kind_of_column
@@ -296,6 +296,11 @@ def _variable(
     if grid is not None:
         known = next((variable for variable in grid.variables if variable.name == name), None)
     if known is not None:
+        if known.edges is not None:
+            raise UnsupportedError(
+                f"{known.path} has a variable chunk grid. Rows can only be written into arrays with a regular one. "
+                "Write its cells with zarr or xarray, or rechunk it"
+            )
         array = zarr.open_array(session.store, path=known.path.lstrip("/"), mode="r", zarr_format=3)
         return TargetVariable(name, known.path, known.chunks, known.coding, array.fill_value)
     kind = kind_of_column(name, schema.field(name).type)

@@ -1,0 +1,133 @@
+"""Arrays whose chunks differ in length: months of 31, 28 and 31 days. Tables are right, or the request is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import zarr
+from zarr.core.buffer import cpu, default_buffer_prototype
+
+import icefloe
+from icefloe import Repository
+from icefloe.blocking import run_blocking
+from icefloe.errors import UnsupportedError
+from icefloe.ingest.derived_arrays import pyramid_local
+from icefloe.tables import sql
+from icefloe.tables.fragments import write_rows
+from icefloe.tables.grids import find_grid
+from icefloe.tables.metadata_tables import changed_blocks
+from icefloe.tables.targets import WriteOptions
+
+RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
+needs_grids = pytest.mark.skipif(not RECTILINEAR, reason="this zarr has regular grids only")
+MONTHS = [31, 28, 31]
+VALUES = np.random.default_rng(3).normal(size=(90, 4, 6)).round(3)
+
+
+@pytest.fixture
+def enabled() -> Iterator[None]:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        yield
+
+
+def _repository(chunks: Any, storage: Any = None) -> Repository:
+    repository = Repository.create(storage or icefloe.in_memory_storage())
+    with repository.transaction("main", message="months") as store:
+        group = zarr.open_group(store, mode="w")
+        names = ["time", "y", "x"]
+        group.create_array("t", shape=VALUES.shape, chunks=chunks, dtype="f8", dimension_names=names)[:] = VALUES
+        for name, length in zip(names, VALUES.shape, strict=True):
+            group.create_array(name, data=np.arange(length) * 1.0, dimension_names=[name])
+    return repository
+
+
+@needs_grids
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select count(*) n, sum(t) s, min(t) low, max(t) high from t",
+        "select count(*) n, sum(t) s from t where time >= 31 and time < 59 and x > 2",
+        "select x, max(t) m from t where time between 30 and 31 group by x order by x",
+        "select time, y, x, t from t where t > 2 order by time, y, x",
+        "select time, avg(t) a from t group by time order by time limit 40",
+    ],
+)
+def test_a_table_of_months_has_the_rows_of_a_table_of_days(query: str) -> None:
+    months, days = _repository([MONTHS, [4], [3, 2, 1]]), _repository((1, 4, 6))
+    found, expected = sql(months, query).arrow(), sql(days, query).arrow()
+    assert found.column_names == expected.column_names and len(found) == len(expected) > 0
+    for name in expected.column_names:
+        assert np.allclose(found[name].to_numpy(), expected[name].to_numpy())
+
+
+@needs_grids
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("cell", [(0, 0, 0), (30, 3, 5), (31, 0, 2), (58, 3, 3), (59, 0, 4), (89, 3, 5)])
+def test_the_blocks_of_a_changed_chunk_hold_all_of_its_cells(cell: tuple[int, int, int]) -> None:
+    repository = _repository([MONTHS, [4], [3, 2, 1]])
+    before = repository.lookup_branch("main")
+    with repository.transaction("main", message="a cell") as store:
+        zarr.open_array(store, path="t", mode="r+")[cell] = 9.0
+    session = repository.readonly_session("main")
+    grid = find_grid(session, "/", ["t"])
+    change = changed_blocks(repository, grid, before, session)
+    chosen = np.zeros(VALUES.shape, dtype=bool)
+    for block in change.selection.blocks.part(0, len(change.selection.blocks)).coordinates().tolist():
+        chosen[tuple(slice(b * n, (b + 1) * n) for b, n in zip(block, grid.block, strict=True))] = True
+    lengths = (MONTHS, [4], [3, 2, 1])
+    edges = [np.cumsum([0, *each]) for each in lengths]
+    at = [int(np.searchsorted(each, c, side="right")) - 1 for each, c in zip(edges, cell, strict=True)]
+    chunk = tuple(slice(int(each[k]), int(each[k + 1])) for each, k in zip(edges, at, strict=True))
+    assert chosen[chunk].all() and not chosen.all()
+
+
+@needs_grids
+@pytest.mark.usefixtures("enabled")
+def test_rows_and_overviews_of_months_are_refused() -> None:
+    repository = _repository([MONTHS, [4], [6]])
+    rows = pa.table({"time": [3.0], "y": [0.0], "x": [0.0], "t": [5.0]})
+    with pytest.raises(UnsupportedError, match="variable chunk grid"):
+        write_rows(repository.writable_session("main"), rows, WriteOptions())
+    with pytest.raises(icefloe.InvalidInputError, match="rectilinear"):
+        pyramid_local(repository, "t", 1)
+
+
+@needs_grids
+@pytest.mark.spark
+@pytest.mark.usefixtures("enabled")
+def test_jobs_on_months_equal_numpy_or_are_refused(spark: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads months. The workers of this session were started without the variable of zarr, and say so."""
+    from icefloe.spark import copy, rechunk
+    from icefloe.spark.copy import CopySelection, plan_copy
+
+    repository = _repository([MONTHS, [4], [6]], icefloe.local_filesystem_storage(tmp_path / "repo"))
+    with pytest.raises(UnsupportedError, match="rechunk it along all of its dimensions: time, y, x"):
+        copy(spark, repository, str(tmp_path / "copy"))
+    with pytest.raises(UnsupportedError, match="rechunk it along all of its dimensions: time, y, x"):
+        rechunk(spark, repository, {"time": 10})
+    chunks = {"time": 20, "y": 4, "x": 6}
+    plan = plan_copy(repository.readonly_session("main"), CopySelection(chunks=chunks), "", 1 << 20)
+    [array] = [each for each in plan.arrays if each.source == "/t"]
+    assert array.chunks == (20, 4, 6) and not array.as_stored
+    assert json.loads(array.document)["chunk_grid"]["name"] == "regular"
+
+
+def test_a_grid_that_this_zarr_does_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository.create(icefloe.in_memory_storage())
+    session = repository.writable_session("main")
+    zarr.create_array(session.store, name="t", shape=(6,), chunks=(6,), dtype="f8", dimension_names=["x"])
+    stored = run_blocking(session.store.get("t/zarr.json", default_buffer_prototype()))
+    assert stored is not None
+    document = json.loads(stored.to_bytes())
+    document["chunk_grid"] = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[2, 3, 1]]}}
+    run_blocking(session.store.set("t/zarr.json", cpu.Buffer.from_bytes(json.dumps(document).encode())))
+    session.commit("a variable grid")
+    advice = "ZARR_ARRAY__RECTILINEAR_CHUNKS" if RECTILINEAR else "newer zarr"
+    with pytest.raises(UnsupportedError, match=f"/t has the chunk grid 'rectilinear', which zarr .*{advice}"):
+        sql(repository, "select sum(t) from t")
