@@ -22,7 +22,7 @@ from icefloe.errors import (
     VirtualChunkError,
 )
 from icefloe.ids import ObjectId, encode_base32
-from icefloe.manifests.cells import filter_box
+from icefloe.manifests.cells import SLAB_MANIFESTS, filter_box, plan_slabs
 from icefloe.manifests.chunk_columns import Found, concat, find_in, find_row, take_raw
 from icefloe.metadata_files import ByteCache, MetadataFiles
 from icefloe.model.chunk_table import (
@@ -544,6 +544,13 @@ class ChunkLookup:
         tables = await asyncio.gather(*(self._table(node, manifest_id) for manifest_id in ids))
         inside = [filter_box(table, bounds) for table in tables if table is not None]
         return concat(inside) if inside else empty_table(len(node.shape))
+
+    def slabs(self, *nodes: ArrayNode) -> list[Extents]:
+        """Parts of the grid of an array, in order, each with few manifests: of the array at several snapshots."""
+        grid = [max(sizes) for sizes in zip(*(node.grid for node in nodes), strict=True)]
+        indexed = [self._index(node) for node in nodes if node.manifests]
+        boxes = [np.stack([each.first, each.end], axis=2) for each in indexed]
+        return plan_slabs(grid, np.concatenate(boxes), SLAB_MANIFESTS) if boxes else []
 
     async def _table(self, node: ArrayNode, manifest_id: ObjectId) -> ChunkTable | None:
         manifest = await self.fetch(manifest_id, node)

@@ -20,7 +20,7 @@ from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_
 from icefloe.manifests.cells import filter_box
 from icefloe.manifests.chunk_columns import concat, find_rows, normalise, same_references, take, take_raw
 from icefloe.manifests.manifest_plan import ManifestPlan, plan_repack
-from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, TransactionLog
 from icefloe.session.commit import (
     CommitRequest,
@@ -245,6 +245,7 @@ REWRITTEN = "icefloe_rewritten_chunks"
 """Metadata of a commit that only moved bytes. Its log contains no chunks, so that it conflicts with no writer."""
 _TRIES = 50
 _PUTS_AT_ONCE = 8
+_BATCH_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,8 @@ async def plan_compaction(context: RepositoryContext, request: CompactRequest) -
     tip = await context.ledger.fetch_tip(request.branch)
     state = SessionState(context, await context.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
-    tables = {key: await state.chunk_table(node) for key, node in nodes.items()}
+    kind = ChunkKind.VIRTUAL if request.layout is Layout.MATERIALIZE else ChunkKind.NATIVE
+    tables = {key: await _fetch_kind(state, node, kind) for key, node in nodes.items()}
     listed = (await list_all(open_uncached(context)))["chunks"]
     use = object_use(tables, listed)
     planned = []
@@ -281,6 +283,18 @@ async def plan_compaction(context: RepositoryContext, request: CompactRequest) -
             if part is not None:
                 planned.append(part)
     return CompactionPlan(request, tip.snapshot_id, tuple(planned))
+
+
+async def _fetch_kind(state: SessionState, node: ArrayNode, kind: ChunkKind) -> ChunkTable:
+    """The references of one kind of an array. Others are never in memory together."""
+    parts = []
+    async for batch in state.chunk_batches(node, _BATCH_ROWS):
+        rows = batch.kind == kind
+        if rows.all():
+            parts.append(batch)
+        elif rows.any():
+            parts.append(take(batch, np.flatnonzero(rows)))
+    return concat(parts) if parts else empty_table(len(node.grid))
 
 
 async def compact(context: RepositoryContext, plan: CompactionPlan) -> CompactSummary:

@@ -16,7 +16,15 @@ from icefloe.ledger.contract import StaleTipError, Tip
 from icefloe.manifests.chunk_columns import concat, diff_tables, find_rows, take
 from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata
-from icefloe.session.ancestry import GONE, compare_snapshots, diff_between, fetch_log, join_logs, log_since
+from icefloe.session.ancestry import (
+    GONE,
+    compare_snapshots,
+    diff_between,
+    fetch_log,
+    join_logs,
+    log_since,
+    without_common,
+)
 from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
 from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
 from icefloe.session.open_repository import RepositoryContext
@@ -122,11 +130,13 @@ async def _edits(lookup: ChunkLookup, was: ArrayNode | None, now: ArrayNode) -> 
     """The references that differ. None if there are none."""
     if was is not None and was.manifests == now.manifests and was.grid == now.grid:
         return None
-    fresh = await lookup.table(now)
-    old_refs = empty_table(len(now.shape)) if was is None else await lookup.table(was)
     buffer = EditBuffer(len(now.shape))
     if was is not None and any(new < old for new, old in zip(now.grid, was.grid, strict=True)):
         buffer.clip(now.grid)
+    if was is not None:
+        was, now = without_common(was, now)
+    fresh = await lookup.table(now)
+    old_refs = empty_table(len(now.shape)) if was is None else await lookup.table(was)
     edits = _difference(old_refs, fresh)
     if len(edits):
         buffer.add_table(edits)

@@ -19,13 +19,21 @@ from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFo
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
+from icefloe.manifests.cells import bounding_box, in_box
 from icefloe.manifests.chunk_columns import find_rows
-from icefloe.model.chunk_table import ChunkKind, ChunkTable
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, rows_below, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.model.status import Damage, DamageKind
-from icefloe.session.ancestry import compare_snapshots, is_cut_off, join_logs, merge_logs
+from icefloe.session.ancestry import (
+    changed_batches,
+    compare_nodes,
+    compare_snapshots,
+    is_cut_off,
+    join_logs,
+    merge_logs,
+    suspected_arrays,
+)
 from icefloe.session.open_repository import RepositoryContext
-from icefloe.session.rebase import TouchedChunks
 from icefloe.session.session import Session
 from icefloe.storage.contract import check_unchanged
 
@@ -354,18 +362,34 @@ async def check_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_
     except FormatError as error:
         return _damage(DamageKind.UNREADABLE, key, str(error), snapshot_id)
     try:
-        true = await true_log(uncached, snapshot_id, parent_id)
         snapshot = await uncached.metadata_files.fetch_snapshot(snapshot_id)
         parent = await uncached.metadata_files.fetch_snapshot(parent_id)
         if uncached.ledger.parents_change_unseen and is_cut_off(logged, parent, snapshot):
             return None  # expired by the official package; readers compare the snapshots
-        if REWRITTEN in snapshot.metadata:
-            true = replace(true, updated_chunks={})
+        present = frozenset(node.id for node in snapshot.nodes.values())
+        missing = find_unlogged(logged, compare_nodes(parent, snapshot), present)
+        if missing is None and REWRITTEN not in snapshot.metadata:
+            missing = await _find_unlogged_chunks(uncached, logged, parent, snapshot)
     except (NotFoundError, FormatError):
         return None
-    true = await _without_moved(uncached, logged, true, parent_id, snapshot)
-    missing = find_unlogged(logged, true, frozenset(node.id for node in snapshot.nodes.values()))
     return None if missing is None else _damage(DamageKind.LOG_DIFFERS, key, missing, snapshot_id)
+
+
+async def _find_unlogged_chunks(
+    uncached: UncachedRepository, logged: TransactionLog, parent: Snapshot, snapshot: Snapshot
+) -> str | None:
+    """Changed chunks that are missing in the log. Of a large array, one part of its grid is in memory at a time."""
+    lookup = ChunkLookup(uncached.metadata_files)
+    for was, now in suspected_arrays(parent, snapshot):
+        parts = []
+        async for coords in changed_batches(was, now, lookup):
+            # Chunks outside of the grid were lost when the array became smaller. Its document shows that.
+            parts.append(_unlogged_chunks(logged, now.id, coords[rows_below(coords, now.grid)]))
+        unlogged = np.concatenate([np.empty((0, len(now.grid)), dtype=np.uint32), *parts])
+        # Chunks may only have been moved, if the commit of a compaction in between has expired.
+        if len(unlogged) and (was is None or not await _hold_the_same(uncached, was, now, unlogged)):
+            return f"{len(unlogged)} changed chunks are not in the log"
+    return None
 
 
 async def _join(
@@ -388,38 +412,19 @@ async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_i
     return replace(log, updated_chunks=_in_grid(log.updated_chunks, new))
 
 
-async def _without_moved(
-    uncached: UncachedRepository, logged: TransactionLog, true: TransactionLog, parent_id: ObjectId, snapshot: Snapshot
-) -> TransactionLog:
-    """The changes without chunks that were only moved. The commit of a compaction in between may have expired."""
-    unlogged = {key: _unlogged_chunks(logged, key, coords) for key, coords in true.updated_chunks.items()}
-    unlogged = {key: coords for key, coords in unlogged.items() if len(coords)}
-    if not unlogged:
-        return true
-    before = {node.id: node for node in (await uncached.metadata_files.fetch_snapshot(parent_id)).nodes.values()}
-    after = {node.id: node for node in snapshot.nodes.values()}
-    chunks = dict(true.updated_chunks)
-    for node_id, coords in unlogged.items():
-        old, new = before.get(node_id), after.get(node_id)
-        if (
-            isinstance(old, ArrayNode)
-            and isinstance(new, ArrayNode)
-            and await _hold_the_same(uncached, old, new, coords)
-        ):
-            del chunks[node_id]
-    return replace(true, updated_chunks=chunks)
-
-
 def _unlogged_chunks(logged: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    covered = TouchedChunks(coords.shape[1], logged.updated_chunks.get(node_id), logged.updated_boxes.get(node_id, ()))
-    both = TouchedChunks(coords.shape[1], coords).common(covered)
-    return coords[~np.isin(_rows(coords), _rows(both))]
-
-
-def _rows(coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bytes_]:
-    flat = np.ascontiguousarray(coords, dtype=">u4")
-    # Rows have the same width, so that padding with zero bytes does not make different coordinates equal.
-    return flat.view(f"S{4 * coords.shape[1]}").ravel() if coords.shape[1] else np.zeros(len(coords), dtype="S1")
+    """The chunks, in order, that a log neither lists nor has in a box."""
+    for box in logged.updated_boxes.get(node_id, ()):
+        if len(coords) and len(box) == coords.shape[1]:
+            coords = coords[~in_box(coords, box)]
+    listed = logged.updated_chunks.get(node_id)
+    if listed is None or not len(coords) or listed.shape[1] != coords.shape[1]:
+        return coords
+    if not coords.shape[1]:
+        return coords[:0]
+    # Both are sorted: only that part of the list is needed which can contain the chunks.
+    first, end = np.searchsorted(listed[:, 0], [coords[0, 0], int(coords[-1, 0]) + 1])
+    return coords[find_rows(tombstones(listed[first:end]), coords) < 0]
 
 
 async def _hold_the_same(
@@ -427,7 +432,8 @@ async def _hold_the_same(
 ) -> bool:
     """Whether chunks of two snapshots have the same lengths and, for some of them, the same bytes."""
     lookup = ChunkLookup(uncached.metadata_files)
-    old_refs, fresh = await lookup.table(old), await lookup.table(new)
+    box = bounding_box(coords)
+    old_refs, fresh = await lookup.table(old, box), await lookup.table(new, box)
     before, after = find_rows(old_refs, coords), find_rows(fresh, coords)
     if (before < 0).any() or (after < 0).any() or (old_refs.length[before] != fresh.length[after]).any():
         return False
@@ -464,7 +470,7 @@ def _in_grid(
 
 
 def find_unlogged(logged: TransactionLog, true: TransactionLog, present: frozenset[NodeId]) -> str | None:
-    """A change that is missing in the log, or a change in the log that cannot have happened.
+    """A change of nodes that is missing in the log, or one in the log that cannot have happened.
 
     A log may contain more: rewritten chunks, or changes of ancestors that an interrupted expiry was removing.
     """
@@ -480,12 +486,6 @@ def find_unlogged(logged: TransactionLog, true: TransactionLog, present: frozens
     changed = (true.updated_arrays | true.updated_groups) - updated
     if changed:
         return f"{len(changed)} changed documents are not in the log"
-    for node_id, coords in true.updated_chunks.items():
-        known = logged.updated_chunks.get(node_id)
-        covered = TouchedChunks(coords.shape[1], known, logged.updated_boxes.get(node_id, ()))
-        both = TouchedChunks(coords.shape[1], coords).common(covered)
-        if len(np.unique(both, axis=0)) < len(coords):
-            return f"{len(coords) - len(both)} changed chunks are not in the log"
     if {move.node_id for move in true.moves} - {move.node_id for move in logged.moves}:
         return "moved nodes are not in the log"
     return None

@@ -92,6 +92,89 @@ def bounding_boxes(boxes: Boxes, labels: npt.NDArray[np.int64], count: int) -> B
     return bounds
 
 
+def filled_boxes(coords: npt.NDArray[np.uint32], most: int) -> tuple[Extents, ...] | None:
+    """The boxes that some chunks fill without gaps, in order. None if that needs more than `most` of them.
+
+    The rows of `coords` are unique and in lexicographic order. Rows become runs along the last axis. Runs that are
+    equal and adjacent become boxes, axis by axis.
+    """
+    count, ndim = coords.shape
+    if count == 0:
+        return ()
+    whole = bounding_box(coords)
+    if volume(whole) == count:
+        return (whole,)
+    starts = np.ones(count, dtype=np.bool_)
+    starts[1:] = np.diff(coords[:, -1].astype(np.int64)) != 1
+    for axis in range(ndim - 1):
+        starts[1:] |= coords[1:, axis] != coords[:-1, axis]
+    first = np.flatnonzero(starts)
+    del starts
+    if len(first) > count // _LEAST_RUN:
+        return None
+    boxes = np.empty((len(first), ndim, 2), dtype=np.int64)
+    boxes[:, :, 0] = coords[first]
+    boxes[:, :, 1] = coords[np.append(first[1:], count) - 1]
+    boxes[:, :, 1] += 1
+    for axis in range(ndim - 2, -1, -1):
+        boxes = _join_along(boxes, axis)
+    if len(boxes) > most:
+        return None
+    return tuple(sorted(map(to_extents, boxes)))
+
+
+_LEAST_RUN = 4
+"""Chunks that are written in shorter runs than this are not looked at as boxes."""
+
+
+def _join_along(boxes: Boxes, axis: int) -> Boxes:
+    """Join boxes that touch each other along an axis and are equal along the others."""
+    others = [other for other in range(boxes.shape[1]) if other != axis]
+    keys = [boxes[:, axis, 0], *(boxes[:, other, side] for other in reversed(others) for side in (1, 0))]
+    boxes = boxes[np.lexsort(keys)]
+    joined = boxes[1:, axis, 0] == boxes[:-1, axis, 1]
+    joined &= (boxes[1:, others] == boxes[:-1, others]).all(axis=(1, 2))
+    first = np.flatnonzero(np.concatenate([[True], ~joined]))
+    result = boxes[first].copy()
+    result[:, axis, 1] = boxes[np.append(first[1:], len(boxes)) - 1, axis, 1]
+    return result
+
+
+SLAB_MANIFESTS = 64
+"""Manifests that are in memory together where references of an array are read one part after the other."""
+
+
+def plan_slabs(grid: Sequence[int], boxes: Boxes, most: int) -> list[Extents]:
+    """Divide a chunk grid into parts that meet few manifests each, so that all references can be read in little memory.
+
+    The parts follow each other in the order of chunks. They are cut along the first axis, where manifests begin and
+    end. A part that is one chunk thick is cut along the next axis. A part that cannot be cut meets more manifests.
+    """
+    return list(_cut_slabs(tuple((0, n) for n in grid), boxes, most, 0))
+
+
+def _cut_slabs(box: Extents, boxes: Boxes, most: int, axis: int) -> Iterator[Extents]:
+    if len(boxes) <= most or axis == len(box):
+        yield box
+        return
+    low, end = box[axis]
+    starts, ends = np.sort(boxes[:, axis, 0]), np.sort(boxes[:, axis, 1])
+    cuts = np.unique(np.clip(np.concatenate([starts, ends, [end]]), low, end))
+    while low < end:
+        # The manifests in front are done. The part may end where one more than `most` of the others have begun.
+        until = int(np.searchsorted(ends, low, side="right")) + most
+        wanted = starts[until] if until < len(starts) else end
+        following = int(np.searchsorted(cuts, low, side="right"))
+        high = int(cuts[max(following, int(np.searchsorted(cuts, wanted, side="right")) - 1)])
+        part = (*box[:axis], (low, high), *box[axis + 1 :])
+        if high - low == 1:
+            inside = (boxes[:, axis, 0] < high) & (boxes[:, axis, 1] > low)
+            yield from _cut_slabs(part, boxes[inside], most, axis + 1)
+        else:
+            yield part
+        low = high
+
+
 def filter_box(table: ChunkTable, extents: Extents) -> ChunkTable:
     """The rows inside of a box. The empty box of formats without extents contains everything."""
     if not extents or len(table) == 0:

@@ -16,6 +16,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
+from icefloe.manifests.cells import intersect
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import (
@@ -195,18 +196,44 @@ async def compare_snapshots(
 
     Without `chunks` it tells of none in arrays that both have.
     """
+    log = compare_nodes(old, new)
+    suspects = [(was, now) for was, now in suspected_arrays(old, new) if chunks or was is None]
+    lookup, limit = ChunkLookup(metadata_files), asyncio.Semaphore(_ARRAYS_AT_ONCE)
+
+    async def compare(was: ArrayNode | None, now: ArrayNode) -> npt.NDArray[np.uint32]:
+        async with limit:
+            return await _changed_chunks(was, now, lookup)
+
+    columns = await asyncio.gather(*(compare(was, now) for was, now in suspects))
+    changed = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
+    return replace(log, updated_chunks=changed)
+
+
+_ARRAYS_AT_ONCE = 16
+"""Arrays that are compared at the same time. Each has some manifests in memory."""
+
+
+def suspected_arrays(old: Snapshot, new: Snapshot) -> list[tuple[ArrayNode | None, ArrayNode]]:
+    """The arrays whose chunks may differ in two snapshots, as they were and as they are. None if the array is new."""
+    before = {node.id: node for node in old.nodes.values()}
+    found: list[tuple[ArrayNode | None, ArrayNode]] = []
+    for now in new.nodes.values():
+        was = before.get(now.id)
+        if isinstance(now, ArrayNode):
+            if was is None and now.manifests:
+                found.append((None, now))
+            elif isinstance(was, ArrayNode) and was.manifests != now.manifests:
+                found.append((was, now))
+    return found
+
+
+def compare_nodes(old: Snapshot, new: Snapshot) -> TransactionLog:
+    """The log of the change from one snapshot to another, without chunks."""
     before = {node.id: node for node in old.nodes.values()}
     after = {node.id: node for node in new.nodes.values()}
     fresh = [node for node_id, node in after.items() if node_id not in before]
     gone = [node for node_id, node in before.items() if node_id not in after]
     kept = [(before[node_id], node) for node_id, node in after.items() if node_id in before]
-    lookup = ChunkLookup(metadata_files)
-    suspects: list[tuple[Node | None, Node]] = []
-    if chunks:
-        suspects += [(was, now) for was, now in kept if _chunks_may_differ(was, now)]
-    suspects += [(None, node) for node in fresh if isinstance(node, ArrayNode) and node.manifests]
-    columns = await asyncio.gather(*(_changed_chunks(was, now, lookup) for was, now in suspects))
-    changed = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
     moves = [Move(was.path, now.path, now.id, isinstance(now, ArrayNode)) for was, now in kept if was.path != now.path]
     updated = [now for was, now in kept if was.document != now.document or was.attributes != now.attributes]
     return TransactionLog(
@@ -216,7 +243,6 @@ async def compare_snapshots(
         deleted_arrays=_ids(gone, arrays=True),
         updated_groups=_ids(updated, arrays=False),
         updated_arrays=_ids(updated, arrays=True),
-        updated_chunks=changed,
         moves=tuple(sorted(moves, key=lambda move: move.to_path.split("/"))),
     )
 
@@ -225,16 +251,39 @@ def _ids(nodes: Iterable[Node], *, arrays: bool) -> frozenset[NodeId]:
     return frozenset(node.id for node in nodes if isinstance(node, ArrayNode) is arrays)
 
 
-def _chunks_may_differ(was: Node, now: Node) -> bool:
-    return isinstance(was, ArrayNode) and isinstance(now, ArrayNode) and was.manifests != now.manifests
+async def _changed_chunks(was: ArrayNode | None, now: ArrayNode, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
+    parts = [coords async for coords in changed_batches(was, now, lookup)]
+    return np.concatenate([np.empty((0, len(now.grid)), dtype=np.uint32), *parts])
 
 
-async def _changed_chunks(was: Node | None, now: Node, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
-    assert isinstance(now, ArrayNode)
-    if not isinstance(was, ArrayNode):
-        return (await lookup.table(now)).coords
-    old, new = await asyncio.gather(lookup.table(was), lookup.table(now))
-    return diff_tables(old, new)
+async def changed_batches(
+    was: ArrayNode | None, now: ArrayNode, lookup: ChunkLookup
+) -> AsyncIterator[npt.NDArray[np.uint32]]:
+    """The chunks of an array whose references differ in two snapshots, in order, one part of the grid at a time."""
+    if was is None:
+        for box in lookup.slabs(now):
+            yield (await lookup.table(now, box)).coords
+        return
+    was, now = without_common(was, now)
+    if len(was.grid) != len(now.grid):
+        old, new = await asyncio.gather(lookup.table(was), lookup.table(now))
+        yield diff_tables(old, new)
+        return
+    for box in lookup.slabs(was, now):
+        clipped = [intersect(box, tuple((0, n) for n in node.grid)) for node in (was, now)]
+        old, new = await asyncio.gather(lookup.table(was, clipped[0]), lookup.table(now, clipped[1]))
+        yield diff_tables(old, new)
+
+
+def without_common(was: ArrayNode, now: ArrayNode) -> tuple[ArrayNode, ArrayNode]:
+    """An array in two snapshots without the manifests of both. They hold the same references, which need no reading."""
+    common = set(was.manifests).intersection(now.manifests) if was.grid == now.grid else set()
+    if not common:
+        return was, now
+    return (
+        replace(was, manifests=tuple(ref for ref in was.manifests if ref not in common)),
+        replace(now, manifests=tuple(ref for ref in now.manifests if ref not in common)),
+    )
 
 
 async def chunks_in_boxes(
@@ -249,8 +298,11 @@ async def chunks_in_boxes(
     for node in snapshot.nodes.values():
         if node.id in wanted and isinstance(node, ArrayNode):
             boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ())]
-            tables = [await lookup.table(node, box) for box in dict.fromkeys(boxes)]
-            found[node.id] = _union([table.coords for table in tables])
+            parts = []
+            for slab in lookup.slabs(node):
+                here = [intersect(slab, box) for box in dict.fromkeys(boxes) if len(box) == len(slab)]
+                parts.append(_union([(await lookup.table(node, box)).coords for box in here]))
+            found[node.id] = np.concatenate([np.empty((0, len(node.grid)), dtype=np.uint32), *parts])
     return found
 
 
@@ -299,7 +351,8 @@ def paths_of(nodes: Iterable[Node], *, arrays: bool) -> set[str]:
 
 
 def _union(parts: Sequence[npt.NDArray[np.uint32]]) -> npt.NDArray[np.uint32]:
-    return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts), axis=0)
+    filled = [part for part in parts if len(part)] or list(parts[:1])
+    return filled[0] if len(filled) == 1 else np.unique(np.concatenate(filled), axis=0)
 
 
 GONE = (SnapshotNotFoundError, ObjectNotFoundError, FormatError)

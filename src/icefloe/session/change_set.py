@@ -14,7 +14,7 @@ import numpy.typing as npt
 from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack
 from icefloe.formats.contract import Format
 from icefloe.ids import NodeId, new_chunk_id
-from icefloe.manifests.cells import ClearedChunks, PartRef, filter_box, intersect
+from icefloe.manifests.cells import ClearedChunks, PartRef, bounding_box, filled_boxes, filter_box, intersect
 from icefloe.manifests.chunk_columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     ChunkKind,
@@ -33,9 +33,18 @@ from icefloe.storage.contract import Buffer, Storage
 FOLD_AT = 4096
 """Single edits are kept in a dict up to this many, then become a columnar run."""
 
+LISTED_CHUNKS = 16_384
+"""A commit of more chunks than this describes them as boxes in its transaction log, where they fill boxes."""
+_BOXED_CHUNKS = 16
+_MOST_BOXES = 256
+_LONGEST_LIST = 1 << 24
+"""More coordinates of one array than this are never listed: readers refuse files of a gigabyte."""
+_LONG_BOX = 1 << 16
+
 Shared: TypeAlias = tuple[ChunkTables, int]
 """The rows of an array in the columns of many arrays, and its index among them."""
 
+_ORDERED_RUNS, _LARGE_RUN = 64, 1 << 18
 DELETED = ChunkRef(ChunkKind.DELETED, 0, 0)
 _REF_BYTES = 400
 
@@ -235,13 +244,23 @@ def _runs_of(edits: _Edits) -> tuple[ChunkTable, ...]:
 
 
 def _pushed(runs: tuple[ChunkTable, ...], run: ChunkTable) -> tuple[ChunkTable, ...]:
-    """The runs and a newer one, merged with those that are less than twice its size: their number is logarithmic."""
+    """The runs and a newer one, merged with those that are less than twice its size: their number is logarithmic.
+
+    Large runs that follow each other in the order of chunks, as a caller sets an array part by part, are not copied
+    until all of them are needed together.
+    """
     if len(run) == 0:
         return runs
     older = list(runs)
+    if older and len(runs) < _ORDERED_RUNS and len(run) >= _LARGE_RUN and _follows(run, older[-1]):
+        return (*older, run)
     while older and len(older[-1]) < 2 * len(run):
         run = overlay(older.pop(), run)
     return (*older, run)
+
+
+def _follows(run: ChunkTable, other: ChunkTable) -> bool:
+    return bool(run.ndim) and tuple(run.coords[0].tolist()) > tuple(other.coords[-1].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +523,30 @@ def transaction_log(summary: ChangeSummary) -> TransactionLog:
         updated_boxes=summary.boxes,
         moves=tuple(_moves(summary)),
     )
+
+
+def box_chunks(log: TransactionLog, edits: GatheredEdits) -> TransactionLog:
+    """The log of a large write with boxes in place of the coordinates of chunks that fill them.
+
+    A list of coordinates has eleven bytes a chunk, a box has forty. Deleted chunks stay listed, because a box only
+    says something about chunks that are still there. A list that is too long to be read again becomes boxes that
+    contain a little more.
+    """
+    tables = {node_id: buffer.to_table() for node_id, buffer in edits.alone.items()}
+    if int(edits.together.counts.sum()) + sum(map(len, tables.values())) <= LISTED_CHUNKS:
+        return log
+    chunks, boxes = {}, dict(log.updated_boxes)
+    for node_id, table in tables.items():
+        found = None
+        if len(table) >= _BOXED_CHUNKS and not (table.kind == ChunkKind.DELETED).any():
+            found = filled_boxes(table.coords, _MOST_BOXES)
+            if found is None and len(table) > _LONGEST_LIST:
+                found = tuple(bounding_box(part) for part in np.array_split(table.coords, len(table) // _LONG_BOX))
+        if found is not None:
+            boxes[node_id] = (*boxes.get(node_id, ()), *found)
+        elif len(table):
+            chunks[node_id] = table.coords
+    return replace(log, updated_chunks=WrittenChunks(edits.together, chunks), updated_boxes=boxes)
 
 
 def _moves(summary: ChangeSummary) -> Iterator[Move]:

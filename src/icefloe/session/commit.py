@@ -66,7 +66,14 @@ from icefloe.model.snapshot import (
 )
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.ancestry import GONE, fetch_log, fit_log, log_since, merge_logs
-from icefloe.session.change_set import ChangeSet, GatheredEdits, gather_edits, summarise, transaction_log
+from icefloe.session.change_set import (
+    ChangeSet,
+    GatheredEdits,
+    box_chunks,
+    gather_edits,
+    summarise,
+    transaction_log,
+)
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
@@ -717,6 +724,8 @@ async def write_snapshot(
     log = transaction_log(summary)
     if log.updated_boxes and context.capabilities.transaction_logs and not context.capabilities.boxes_in_logs:
         log = await _list_boxes(state, log)
+    if context.capabilities.boxes_in_logs:
+        log = box_chunks(log, summary.edits)
     log = await _list_cleared(state, log)
     if earlier is not None:
         log = merge_logs(earlier, log)

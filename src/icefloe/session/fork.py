@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ from icefloe.session.change_set import ChangeSet, EditBuffer
 from icefloe.session.open_repository import RepositoryContext, WriterStart
 from icefloe.session.rebase import VersionSelection
 from icefloe.session.session_state import SessionState, SessionView, Tree, renumber_fork
+
+_WRITES_AT_ONCE = 4
+"""Manifests of a worker that are encoded and written at the same time: memory holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,11 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
     cleared: dict[NodeId, ClearedChunks] = {}
+
+    async def write(node_id: NodeId, cell: ChunkTable) -> PartRef:
+        info = await work.context.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
+        return PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes)
+
     for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
         if not len(table):
@@ -71,9 +81,9 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
         if len(deleted):
             cleared[node_id] = ClearedChunks.of(deleted)
             table = drop_tombstones(table)
-        for cell in cut_table(node, table, config) if len(table) else ():
-            info = await work.context.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
-            parts.append(PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes))
+        cut = iter(cut_table(node, table, config) if len(table) else ())
+        while cells := list(islice(cut, _WRITES_AT_ONCE)):
+            parts += await asyncio.gather(*(write(node_id, cell) for cell in cells))
     count = sum(part.count for part in parts)
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
 

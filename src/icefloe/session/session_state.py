@@ -326,9 +326,12 @@ class SessionView:
 
     async def chunk_batches(self, node: ArrayNode, batch_size: int) -> AsyncIterator[ChunkTable]:
         """Every reference of an array, in order, in tables of at most `batch_size` rows."""
-        table = await self.chunk_table(node)
-        for start in range(0, len(table), batch_size):
-            yield take(table, np.arange(start, min(start + batch_size, len(table))))
+        views = [view.node for layer in self._layers(node) for view in layer.parts]
+        slabs: Sequence[Extents | None] = self.lookup.slabs(node, *views) or [None]
+        for box in slabs:
+            table = await self.chunk_table(node, box)
+            for start in range(0, len(table), batch_size):
+                yield take(table, slice(start, min(start + batch_size, len(table))))
 
     def check_coords(self, node: ArrayNode, coords: Sequence[int]) -> None:
         """Refuse coordinates that the array's grid does not have."""
