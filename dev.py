@@ -351,7 +351,8 @@ def do_simulate(arguments: argparse.Namespace, rest: list[str]) -> int:
 def do_docs(arguments: argparse.Namespace, rest: list[str]) -> int:
     """Build the site into site/, or serve it and build it again whenever a page changes."""
     environment = prepare(arguments.python)
-    variables = {**activated(environment), "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")}
+    folders = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    variables = {**activated(environment), "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": folders}
     if arguments.pictures:
         run([environment.python, "docs/pictures.py", *rest], **variables)
         return 0
@@ -413,7 +414,7 @@ JOBS = {
     "test": (do_test, "run all checks and tests (--quick: only the fast ones, --thorough: the long ones too)"),
     "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
     "docs": (do_docs, "build the site into site/ (--serve: look at it while you write)"),
-    "bench": (do_bench, "run the benchmarks"),
+    "bench": (do_bench, "run the benchmarks beside the official package and write docs/performance.md"),
     "simulate": (do_simulate, "simulate many actors on one repository until stopped"),
     "trace": (do_trace, "count the source files that each operation enters (--files: list them)"),
     "run": (do_run, "run any command in the environment"),

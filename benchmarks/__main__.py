@@ -1,17 +1,23 @@
-"""Runs benchmarks and prints one table: `python3 dev.py bench [MODULE ...] [--scale 0.1]`."""
+"""Runs benchmarks, prints one table, draws one picture: `python3 dev.py bench [MODULE ...] [--scale 0.1]`.
+
+A run of all modules at full size writes its figures to docs/performance.md and docs/images/ratios.svg. `--write` does
+so for other runs too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.metadata
+import os
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Measured, Row, run_workload
+from benchmarks.report import publish_ratios
 
-MODULES = ["engine", "scale", "requests"]
+MODULES = ["engine", "scale", "published", "requests"]
 
 
 def main() -> None:
@@ -19,7 +25,10 @@ def main() -> None:
     parser.add_argument("modules", nargs="*", default=MODULES, help=f"which of {', '.join(MODULES)}")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data  [default: 1]")
     parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each workload, the fastest counts  [default: 3]")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md in any case")
     arguments = parser.parse_args()
+    load = os.getloadavg()
     console = Console(width=max(150, Console().width))
     rows: list[Row] = []
     for name in arguments.modules:
@@ -27,8 +36,11 @@ def main() -> None:
         for workload in module.WORKLOADS:
             if arguments.only in workload.name:
                 console.print(f"[dim]{workload.name}: {workload.question}")
-                rows += run_workload(name, workload, arguments.scale)
+                rows += run_workload(name, workload, arguments.scale, arguments.rounds)
     console.print(make_table(rows))
+    everything = set(arguments.modules) >= set(MODULES) and arguments.scale == 1 and not arguments.only
+    if everything or arguments.write:
+        publish_ratios(rows, load, runs=arguments.rounds, scale=arguments.scale)
 
 
 def make_table(rows: list[Row]) -> Table:

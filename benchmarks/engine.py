@@ -101,7 +101,6 @@ WORKLOADS = [
         "tiny commits",
         "What does one small change cost?",
         {"prepare": make_small_array, "500 commits": commit_tiny, "50 times open + read": open_and_read},
-        rounds=3,
     ),
     Workload(
         "5,000 nodes",
@@ -112,7 +111,6 @@ WORKLOADS = [
         "1 GiB in 1 MiB chunks",
         "Is bulk data as fast as the disk?",
         {"write": write_large, "read": read_large},
-        rounds=2,
     ),
     Workload(
         "50,000 chunks of 4 KiB",

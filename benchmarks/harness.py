@@ -51,8 +51,6 @@ class Workload:
     name: str
     question: str
     steps: Mapping[str, Step]
-    rounds: int = 1
-    """Times the whole workload is run; the fastest run of each step counts."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,10 @@ class Row:
     ours: Measured
 
 
-def run_workload(module: str, workload: Workload, scale: float) -> list[Row]:
-    """Run all steps. The libraries take turns."""
+def run_workload(module: str, workload: Workload, scale: float, rounds: int = 1) -> list[Row]:
+    """Run all steps. The libraries take turns. The fastest of several rounds counts for each step."""
     best: dict[tuple[str, str], Measured] = {}
-    for _ in range(workload.rounds):
+    for _ in range(rounds):
         for library in (OFFICIAL, OURS):
             with tempfile.TemporaryDirectory(prefix="bench-") as folder:
                 for step in workload.steps:

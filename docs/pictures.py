@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from benchmarks import report
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -251,6 +252,11 @@ def draw_speed(_: Archive, target: Path) -> None:
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(target)
+
+
+def draw_ratios(_: Archive, target: Path) -> None:
+    """The table of `python3 dev.py bench` as bars."""
+    report.draw_ratios(report.read_table(report.read_block(report.PAGE, "ratios")), target)
 
 
 def draw_durability(_: Archive, target: Path) -> None:
@@ -490,6 +496,7 @@ PICTURES: dict[str, Callable[[Archive, Path], None]] = {
     "chunks.svg": draw_chunks,
     "sizes.svg": draw_sizes,
     "speed.svg": draw_speed,
+    "ratios.svg": draw_ratios,
     "durability.svg": draw_durability,
     "terminal-history.svg": draw_terminal_history,
     "terminal-info.svg": draw_terminal_info,
