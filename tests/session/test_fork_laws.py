@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import zarr
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import icefloe
@@ -27,6 +27,15 @@ ops = st.lists(
         st.integers(1, 9),
     ),
     max_size=4,
+)
+of_one_array = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "fill", "resize", "resize", "resize"]),
+        st.just("a"),
+        st.integers(0, 3),
+        st.integers(1, 9),
+    ),
+    max_size=3,
 )
 
 
@@ -149,6 +158,33 @@ def test_a_merge_does_the_changes_of_the_fork_again_or_nothing(
         assert read(session) == model
     session.commit("all", allow_empty=True)
     assert read(repo.readonly_session("main")) == model
+
+
+@pytest.mark.parametrize("generation", [version.value for version in SpecVersion])
+@settings(max_examples=40)
+@given(before=of_one_array, forked=of_one_array)
+def test_linked_parts_are_all_that_the_fork_did_or_are_refused(
+    generation: str, before: list[Op], forked: list[Op]
+) -> None:
+    repo, model = start(generation)
+    session = repo.writable_session("main")
+    for op in before:
+        apply_to_session(session, op)
+        apply_to_model(model, op)
+    fork = session.fork()
+    for op in forked:
+        apply_to_session(fork, op)
+    expected = read(fork)
+    try:
+        parts = fork.write_parts()
+    except icefloe.UnsupportedError:
+        assert any(op[0] != "write" for op in forked)
+        expected = model
+    else:
+        session.link_parts([parts])
+    assert read(session) == expected
+    session.commit("all", allow_empty=True)
+    assert read(repo.readonly_session("main")) == expected
 
 
 def test_all_forks_are_merged_or_none() -> None:

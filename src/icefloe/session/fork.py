@@ -69,7 +69,7 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
 
     for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
-        if not len(table):
+        if not len(table) and edits.base_box is None:
             continue
         node = _edited_array(view, node_id)
         paths[node_id] = node.path
