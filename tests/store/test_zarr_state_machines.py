@@ -65,6 +65,15 @@ class DropInHierarchyMachine(HierarchyMachine):
 
     moves_anywhere = False
 
+    @precondition(lambda self: bool(self.all_groups))
+    @rule(data=st.data())
+    def check_list_dir(self, data: st.DataObject) -> None:
+        # As in the official package, an array has a folder `c` also if no chunk is there.
+        path = self.draw_directory(data)
+        of_chunks = {"c"} if path in self.all_arrays else set()
+        expected = set(self._sync_iter(self.model.list_dir(path)))
+        assert set(self._sync_iter(self.store.list_dir(path))) == expected | of_chunks
+
 
 class KeyMachine(ZarrStoreStateMachine):
     """Keys and values; the machine's random keys become keys of chunks, its documents legal ones."""
