@@ -36,6 +36,7 @@ class LivingArchive:
         """`run` syncs. A storage of the caller is used as it is, and no sync is killed then."""
         self.random = random.Random(f"archive {seed}")
         self.folder = folder
+        self.batch = random.Random(f"batch {seed}").choice((None, None, 1, 2))
         draw = self.random
         self.mode: Any = draw.choices(("native", "virtual", "mixed"), (4, 1, 1))[0]
         self.members = draw.choice((1, 1, 1, 2))
@@ -215,7 +216,7 @@ class LivingArchive:
         return result
 
     def _sync(self, repo: icefloe.Repository) -> SyncResult:
-        return self.run(str(self.folder / "f*.nc"), repo, self.options, vanished=self.vanished)
+        return self.run(str(self.folder / "f*.nc"), repo, self.options, vanished=self.vanished, batch=self.batch)
 
     def kill(self) -> None:
         def die() -> None:
@@ -268,6 +269,6 @@ class LivingArchive:
             try:
                 self.sync()
             except Exception as error:
-                told = (self.mode, self.generation, self.options.chunks, self.vanished, self.done)
+                told = (self.mode, self.generation, self.options.chunks, self.vanished, self.batch, self.done)
                 raise AssertionError(f"history {told}: {error}") from error
             self.done.append("sync")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.ingest.living_archives import LivingArchive
 from tests.maintenance.test_expired_bases import Interrupted
 
 import icefloe
+import icefloe.ingest.sync as sync_module
 from icefloe.blocking import run_blocking
+from icefloe.errors import InvalidInputError
 from icefloe.ingest import IngestOptions, SourceChanges, SyncResult, ingest_local, sync_local
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -311,3 +314,88 @@ def test_the_catalogue_of_many_days_is_in_few_objects(tmp_path: Path, repo: icef
     info = next(iter(repo.ancestry(branch="main")))
     assert len(info.metadata["icefloe.catalogue"]) <= 6
     assert values(repo) == list(range(1, 41))
+
+
+def test_nothing_is_planned_if_nothing_changed(
+    tmp_path: Path, repo: icefloe.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in range(3):
+        os.utime(write_day(tmp_path, day, day), (5, 5))
+    sync(tmp_path, repo)
+    planned: list[str] = []
+    plan = sync_module.plan_sync
+    monkeypatch.setattr(sync_module, "plan_sync", lambda *given: (planned.append("a plan"), plan(*given))[1])
+    result = sync(tmp_path, repo)
+    assert (planned, result.snapshot_id, result.sources) == ([], None, SourceChanges(unchanged=3))
+    # Other options, a deleted array and a new file have to be planned.
+    assert sync(tmp_path, repo, IngestOptions(append_dim="time", chunks={"time": 3})).snapshot_id is not None
+    assert sync(tmp_path, repo).snapshot_id is not None
+    session = repo.writable_session("main")
+    del zarr.open_group(session.store, mode="a")["t"]
+    session.commit("by hand")
+    assert sync(tmp_path, repo).snapshot_id is not None
+    write_day(tmp_path, 9, 9)
+    assert sync(tmp_path, repo).snapshot_id is not None
+    assert len(planned) == 4
+    assert values(repo) == [0, 1, 2, 9]
+
+
+def test_batches_commit_in_the_order_of_positions_and_equal_one_sync(tmp_path: Path, repo: icefloe.Repository) -> None:
+    for day in (5, 1):
+        write_day(tmp_path, day, day)
+    sync(tmp_path, repo)
+    write_day(tmp_path, 1, 100)
+    for day in (9, 3, 2, 7):
+        write_day(tmp_path, day, day)
+    before = repo.lookup_branch("main")
+    result = sync(tmp_path, repo, batch=2)
+    assert values(repo) == [100, 2, 3, 5, 7, 9]
+    assert (result.commits, len(result.sources.added), len(result.sources.replaced)) == (2, 4, 1)
+    assert result.snapshot_id == repo.lookup_branch("main")
+    middle = next(info for info in repo.ancestry(branch="main") if info.parent_id == before)
+    assert [float(v) for v in zarr.open_array(repo.readonly_session(snapshot_id=middle.id).store, path="t")[:, 0]] == [
+        100,
+        2,
+        3,
+        5,
+    ]
+    again = sync(tmp_path, repo, batch=2)
+    assert (again.commits, again.snapshot_id) == (0, None)
+
+
+def test_files_at_one_position_are_in_one_batch_and_files_that_do_not_fit_are_found_in_time(
+    tmp_path: Path, repo: icefloe.Repository
+) -> None:
+    for day, name in itertools.product(range(3), "ab"):
+        data = xr.Dataset({name: ("time", [float(day)])}, {"time": [float(day)]})
+        data.to_netcdf(tmp_path / f"day_{name}{day}.nc")
+    result = sync(tmp_path, repo, batch=1)
+    assert result.commits == 3
+    xr.Dataset({"a": (("time", "z"), [[1.0]])}, {"time": [9.0]}).to_netcdf(tmp_path / "day_a9.nc")
+    for day, name in itertools.product(range(3, 5), "ab"):
+        xr.Dataset({name: ("time", [float(day)])}, {"time": [float(day)]}).to_netcdf(tmp_path / f"day_{name}{day}.nc")
+    tip = repo.lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="dimensions"):
+        sync(tmp_path, repo, batch=1)
+    assert repo.lookup_branch("main") == tip
+    for wrong in ({"batch": 0}, {"batch": 2, "rebuild": True}):
+        with pytest.raises(InvalidInputError, match="batch"):
+            sync(tmp_path, repo, **wrong)
+
+
+def test_a_sync_in_batches_that_is_killed_goes_on_where_it_ended(tmp_path: Path, repo: icefloe.Repository) -> None:
+    for day in range(6):
+        write_day(tmp_path, day, day)
+    done: list[int] = []
+
+    def die(result: object) -> None:
+        done.append(len(done))
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sync(tmp_path, repo, batch=2, progress=die)
+    assert values(repo) == [0, 1, 2, 3]
+    result = sync(tmp_path, repo, batch=2)
+    assert (result.commits, len(result.sources.added)) == (1, 2)
+    assert values(repo) == list(range(6))

@@ -109,6 +109,12 @@ class CombineOptions:
             help="Coordinates in the names of files, for example 't2m_{time:%Y%m%d}.nc' or '{member:d}/{step:d}h.nc'.",
         ),
     ] = None
+    preprocess: Annotated[
+        str | None,
+        typer.Option(
+            "--preprocess", metavar="MODULE:FUNCTION", help="Function that changes the xarray.Dataset of every file."
+        ),
+    ] = None
     sort: Annotated[
         Texts,
         typer.Option(
@@ -373,6 +379,10 @@ def sync(
     ] = "keep",
     authorize: Authorize = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Write everything again from the sources.")] = False,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", metavar="N", help="Commit N new files at a time. A repeated run continues."),
+    ] = None,
     dry_run: DryRun = False,
     engine: Engine = "local",
     spark: SparkOptions = SparkOptions(),
@@ -391,7 +401,13 @@ def sync(
     icefloe sync 'files/*.nc' weather --vanished remove --dry-run
     """
     chosen = combine.as_options()
-    common: dict[str, Any] = {"branch": branch, "vanished": vanished, "message": message, "rebuild": rebuild}
+    common: dict[str, Any] = {
+        "branch": branch,
+        "vanished": vanished,
+        "message": message,
+        "rebuild": rebuild,
+        "batch": batch,
+    }
     common |= {"dry_run": dry_run, "source_options": parse_options(source_options or ())}
     connection = spark.session(quick_start=True) if engine == "spark" or spark.master is not None else None
     storage = storage_at(repo, options)
@@ -454,7 +470,8 @@ def _show_sync(result: SyncResult, *, dry_run: bool) -> None:
     rewritten = [path for path, each in plan.arrays.items() if each.is_rewritten and each.written]
     if rewritten and plan.kept:
         console.print(f"Written as a whole: {', '.join(f'/{path}' for path in rewritten)}", markup=False)
-    console.print(f"Chunk positions: {plan.kept:,} kept, {plan.moved:,} moved, {plan.written:,} written")
+    if plan.ingest is not None:
+        console.print(f"Chunk positions: {plan.kept:,} kept, {plan.moved:,} moved, {plan.written:,} written")
     if dry_run:
         console.print("Nothing was written (--dry-run)")
     elif result.snapshot_id is None:

@@ -8,7 +8,7 @@ Modules
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns.
 - `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
-- `local_ingest`: Run a whole ingest in one process, without Spark.
+- `local_ingest`: Run a whole ingest in one process, without Spark, and read what the repository has.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.

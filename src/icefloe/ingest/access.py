@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -127,6 +127,8 @@ class SourceAccess:
         Storages by URL prefix. The longest prefix applies.
     options
         Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`. They can contain secrets.
+    preprocess
+        A function that every source is read through, see `IngestOptions`.
 
     Examples
     --------
@@ -139,6 +141,8 @@ class SourceAccess:
     storages: Mapping[str, Storage] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Options of the storages of all other URLs, such as `endpoint_url` of `s3_storage`. They can contain secrets."""
+    preprocess: Callable[[Any], Any] | None = None
+    """A function that every source is read through."""
 
     def place(self, url: str) -> tuple[Storage, str]:
         """Return the storage of a URL, and the key in it.
@@ -383,7 +387,11 @@ def listing_version(files: Sequence[SourceFile]) -> str:
     return digest.hexdigest()
 
 
-def choose_access(access: SourceAccess | None, options: Mapping[str, Any] | None) -> SourceAccess:
+def choose_access(
+    access: SourceAccess | None, options: Mapping[str, Any] | None, preprocess: Callable[[Any], Any] | None = None
+) -> SourceAccess:
     """Return the given access, with the options for sources without a storage of their own."""
     chosen = access or SourceAccess()
+    if preprocess is not None:
+        chosen = replace(chosen, preprocess=preprocess)
     return replace(chosen, options=dict(options)) if options else chosen

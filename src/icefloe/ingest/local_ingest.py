@@ -1,7 +1,8 @@
-"""Run a whole ingest in one process, without Spark."""
+"""Run a whole ingest in one process, without Spark, and read what the repository has."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
 from icefloe.chunks.virtual_containers import container_prefix, normalise_location
-from icefloe.errors import IcefloeError, InvalidInputError, VirtualChunkError
+from icefloe.errors import FormatError, IcefloeError, InvalidInputError, SnapshotNotFoundError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion
@@ -25,10 +26,16 @@ from icefloe.ingest.parsers.registry import check_format, try_schema
 from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, check_free, check_plan, plan_ingest
 from icefloe.ingest.record import (
+    METADATA_KEY,
+    Catalogue,
+    StoredCatalogue,
+    changed_nodes,
+    has_catalogue,
     ingest_metadata,
     ingested_sources,
     keep_record,
     not_ingested,
+    read_catalogue,
     store_containers,
     with_stored_containers,
 )
@@ -36,6 +43,7 @@ from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
 from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
+from icefloe.model.snapshot import SnapshotInfo
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import key_encoding, parse_document
 from icefloe.repository import Repository
@@ -414,6 +422,77 @@ async def fetch_documents(session: Session) -> dict[str, bytes]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What the repository has: the session that reads it, its documents, and the changes of others."""
+
+    session: Session
+    documents: Mapping[str, Mapping[str, Any]]
+    stored: StoredCatalogue | None
+    foreign: Mapping[str, npt.NDArray[np.uint32] | None] = field(default_factory=dict)
+    """Arrays that others changed since the last sync: the chunks they wrote, or None for all of them."""
+    all_foreign: bool = False
+    """It is not known what others changed."""
+    former: frozenset[str] = frozenset()
+    """The arrays of the last sync, if its catalogue is not used because the archive is written again."""
+
+    @property
+    def catalogue(self) -> Catalogue | None:
+        return self.stored.catalogue if self.stored is not None else None
+
+
+def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bool = False) -> Archive:
+    """Read what the last sync left, and what others changed since then."""
+    session = repository.readonly_session(branch)
+    contents = run_blocking(fetch_documents(session))
+    documents = {path: parse_document(content, f"{path}/zarr.json") for path, content in contents.items()}
+    known, last = _find_commits(repository, session.snapshot_id, group)
+    former: frozenset[str] = frozenset()
+    stored = read_catalogue(repository, known.metadata, group) if known is not None and not rebuild else None
+    if known is not None and rebuild:
+        # A damaged catalogue is one of the reasons to write an archive again.
+        with contextlib.suppress(FormatError):
+            last_sync = read_catalogue(repository, known.metadata, group)
+            former = frozenset(last_sync.catalogue.arrays) if last_sync is not None else former
+    if stored is None or known is None:
+        return Archive(session, documents, None, all_foreign=True, former=former)
+    changed = changed_nodes(known.metadata, group)
+    if known.id == session.snapshot_id and not changed:
+        return Archive(session, documents, stored)
+    # The commit of the last sync shows which chunks others wrote. Without it, only the arrays are known.
+    foreign: dict[str, npt.NDArray[np.uint32] | None] = {}
+    if last is None:
+        foreign.update(dict.fromkeys(changed))
+    try:
+        diff = repository.diff(from_snapshot_id=last or known.id, to_snapshot_id=session.snapshot_id)
+    except SnapshotNotFoundError:
+        return Archive(session, documents, stored, all_foreign=True)
+    for path, coords in diff.chunk_coords.items():
+        foreign.setdefault(path.strip("/"), coords)
+    moved = [path.strip("/") for pair in diff.moved_nodes for path in pair]
+    replaced = {path.strip("/") for path in (*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays)} | {*moved}
+    replaced |= {path for path in documents if any(path.startswith(f"{each}/") for each in moved)}
+    foreign.update(dict.fromkeys(replaced))
+    return Archive(session, documents, stored, foreign, all_foreign="*" in foreign)
+
+
+def _find_commits(repository: Repository, snapshot_id: str, group: str) -> tuple[SnapshotInfo | None, str | None]:
+    """Return the newest commit with the catalogue of a group, and the commit of the last sync, if history has them.
+
+    Commits of other libraries do not take over the catalogue.
+    """
+    known: SnapshotInfo | None = None
+    for info in repository.ancestry(snapshot_id=snapshot_id):
+        if known is None and has_catalogue(info.metadata, group):
+            known = info
+        entry = info.metadata.get(METADATA_KEY)
+        if isinstance(entry, Mapping) and entry.get("sync") == f"/{group}":
+            return known, str(info.id)
+        if known is not None and info.id == snapshot_id and not changed_nodes(info.metadata, group):
+            return known, None
+    return known, None
+
+
 def ingest_local(
     sources: Sources,
     repository: Repository,
@@ -475,7 +554,7 @@ def ingest_local(
     array([20.5, 20.5])
     """
     options = options or IngestOptions()
-    access = choose_access(access, source_options)
+    access = choose_access(access, source_options, options.function)
     check_format(options.format)
     named = files = expand_sources(sources, access)
     known = len(files)

@@ -114,6 +114,7 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
         "arrays": len(plan.arrays),
         "tasks": len(plan.tasks),
         "append_dim": plan.options.append_dim,
+        "preprocess": plan.options.recorded().get("preprocess"),
         "fingerprints": base64.b64encode(marks).decode(),
         **facts,
     }
@@ -421,6 +422,8 @@ class Catalogue:
     """The chunk lengths that the caller asked for."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """`IngestOptions.recorded`."""
+    planned_with: str | None = None
+    """`IngestOptions.identity`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,8 +489,13 @@ def read_catalogue(repository: Repository, metadata: Mapping[str, Any], group: s
             sources.pop(url, None)
         sources.update({source.file.url: source for source in each.sources})
     arrays = {path: (str(kind), tuple(joined)) for path, (kind, joined) in newest["arrays"].items()}
-    catalogue = Catalogue(sources, arrays, newest["groups"], newest["chunks"], newest.get("settings", {}))
+    catalogue = Catalogue(sources, arrays, newest["groups"], newest["chunks"], *_options_of(newest))
     return StoredCatalogue(catalogue, tuple(objects))
+
+
+def _options_of(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Return the options of the last sync. Earlier releases did not store them."""
+    return document.get("settings", {}), document.get("planned_with")
 
 
 def _fetch_segment(repository: Repository, key: str) -> tuple[Mapping[str, Any], int]:
@@ -561,6 +569,7 @@ def _encode_segment(catalogue: Catalogue, sources: Sequence[CataloguedSource], r
         "groups": dict(catalogue.groups),
         "chunks": dict(catalogue.chunks),
         "settings": dict(catalogue.settings),
+        "planned_with": catalogue.planned_with,
         "removed": list(removed),
         "sources": [_encode_source(source, tables) for source in sources],
         "tables": {name: table.values for name, table in tables.items()},

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fnmatch
 import glob
+import hashlib
+import importlib
+import inspect
+import marshal
 import os
 import re
 import string
+import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -106,6 +113,10 @@ class IngestOptions:
     tolerance
         The largest difference between coordinates of different files that are the same, as one number for all
         dimensions except times, or by dimension. The coordinates of the repository or of the first file are used.
+    preprocess
+        A function that gets the `xarray.Dataset` of every file and returns the one to use, or its name as
+        `module:function`. Variables have the values that xarray shows. It must be importable or picklable on all
+        workers. A virtual ingest refuses it.
     pack
         Native mode: store variables as packed integers, by target variable: `dtype`, `scale_factor`, `add_offset` and
         `_FillValue`. Values are rounded to the scale. Values out of range are an error.
@@ -147,6 +158,7 @@ class IngestOptions:
     longitudes: Longitudes | None = None
     tolerance: float | Mapping[str, float] | None = None
     pack: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    preprocess: Callable[[Any], Any] | str | None = None
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
@@ -155,7 +167,7 @@ class IngestOptions:
         _choose("overlap", self.overlap, ("error", "first", "last"))
         if self.append_dim is not None and self.region is not None:
             raise InvalidInputError("give either append_dim or region. A region is a part of existing arrays")
-        changing = ("chunks", "codecs", "dtypes", "unpack", "time_units", "pack")
+        changing = ("chunks", "codecs", "dtypes", "unpack", "time_units", "pack", "preprocess")
         if self.mode == "virtual" and any(getattr(self, name) for name in changing):
             raise InvalidInputError(
                 f"mode='virtual' does not change the data. {', '.join(changing)} need mode='native' (or 'mixed' for "
@@ -185,6 +197,11 @@ class IngestOptions:
         if isinstance(self.overlap_by, str) and self.overlap_by not in ("name", "time"):
             _check_pattern("pattern overlap_by", self.overlap_by, "the order of files (or use `name` or `time`)")
 
+    @property
+    def function(self) -> Callable[[Any], Any] | None:
+        """The function `preprocess`, imported if it was given by its name."""
+        return import_function(self.preprocess) if isinstance(self.preprocess, str) else self.preprocess
+
     def recorded(self) -> dict[str, Any]:
         """Return the options that change the cells of a source. A catalogue of sources keeps them.
 
@@ -198,8 +215,82 @@ class IngestOptions:
         >>> IngestOptions(flip=("lat",)).recorded()
         {'flip': ['lat']}
         """
-        found = {"sort": dict(self.sort), "flip": list(self.flip), "longitudes": self.longitudes}
+        found: dict[str, Any] = {"sort": dict(self.sort), "flip": list(self.flip), "longitudes": self.longitudes}
+        if (function := self.function) is not None:
+            found["preprocess"] = identify_function(function)
         return {name: value for name, value in found.items() if value}
+
+    def identity(self) -> str:
+        """Return a hash of the options that decide about the arrays. The size of tasks does not.
+
+        Returns
+        -------
+        str
+            The hash.
+
+        Examples
+        --------
+        >>> IngestOptions(task_bytes=1).identity() == IngestOptions().identity()
+        True
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = {name: value for name, value in own.items() if name not in ("task_bytes", "files_per_task")}
+        text = _function_text({**own, "preprocess": self.function})
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def import_function(name: str) -> Callable[[Any], Any]:
+    """Return the function `module:function`."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInputError(f"the function {name!r} cannot be imported as module:function: {error}") from error
+    if not callable(found):
+        raise InvalidInputError(f"{name!r} is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def identify_function(function: Any) -> str:
+    """Return the name of a function and a hash of its source text, defaults, closure and arguments.
+
+    Other functions that it calls are not part of it.
+    """
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    owner = inner if hasattr(inner, "__qualname__") else type(inner)
+    digest = hashlib.blake2b(_function_text(function).encode(), digest_size=8).hexdigest()
+    return f"{owner.__module__}:{owner.__qualname__} {digest}"
+
+
+def _function_text(value: Any) -> str:
+    """Return a text that is the same in every process, and differs if a function or a value differs."""
+    if isinstance(value, partial):
+        return f"partial({_function_text([value.func, *value.args, value.keywords])})"
+    if isinstance(value, MethodType):
+        return f"method({_function_text([value.__func__, value.__self__])})"
+    if isinstance(value, FunctionType):
+        try:
+            text = textwrap.dedent(inspect.getsource(value))
+        except (OSError, TypeError):
+            text = repr(marshal.dumps(value.__code__))
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return f"{text}{_function_text([value.__defaults__, value.__kwdefaults__, cells])}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_function_text, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_function_text(each)}' for key, each in sorted(value.items()))}}}"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{hashlib.blake2b(value.tobytes()).hexdigest()}"
+    text = repr(value)
+    # The representation of other objects contains their address.
+    if " at 0x" not in text:
+        return text
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    with contextlib.suppress(OSError, TypeError):
+        name = textwrap.dedent(inspect.getsource(type(value)))
+    return f"{name}{_function_text(vars(value)) if hasattr(value, '__dict__') else ''}"
 
 
 def _check_packing(name: str, packing: Mapping[str, Any]) -> None:
@@ -497,12 +588,12 @@ def parse_name_pattern(text: str) -> NamePattern:
         return InvalidInputError(f"the pattern {text!r} is wrong: {reason}", pattern=text)
 
     try:
-        fields = list(string.Formatter().parse(text))
+        pieces = list(string.Formatter().parse(text))
     except ValueError as error:
         raise wrong(str(error)) from error
     expression: list[str] = []
     groups: list[tuple[str, str]] = []
-    for literal, name, spec, conversion in fields:
+    for literal, name, spec, conversion in pieces:
         expression += ["[^/]*" if piece == "*" else re.escape(piece) for piece in re.split(r"(\*)", literal)]
         if name is None:
             continue

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import ConflictError, InvalidInputError, SnapshotNotFoundError
+from icefloe.errors import ConflictError, InvalidInputError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import (
     ArrayChanges,
@@ -41,7 +40,14 @@ from icefloe.ingest.chunk_grids import (
     grid_boxes,
     move_rows,
 )
-from icefloe.ingest.local_ingest import NamedSources, SessionSink, SourceComparison, fetch_documents, read_schemas
+from icefloe.ingest.local_ingest import (
+    Archive,
+    NamedSources,
+    SessionSink,
+    SourceComparison,
+    read_archive,
+    read_schemas,
+)
 from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
@@ -52,14 +58,10 @@ from icefloe.ingest.record import (
     FoundSources,
     Placement,
     SourceChanges,
-    StoredCatalogue,
     Vanished,
-    changed_nodes,
     find_changes,
-    has_catalogue,
     ingest_metadata,
     keep_record,
-    read_catalogue,
     store_containers,
     with_stored_containers,
     write_catalogue,
@@ -78,7 +80,7 @@ from icefloe.ingest.write_tasks import (
 )
 from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
-from icefloe.model.snapshot import ArrayNode, SnapshotInfo
+from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
@@ -179,6 +181,8 @@ class SyncResult:
         The number of attempts of the commit. More than one after concurrent commits.
     seconds
         The duration.
+    commits
+        The number of commits. More than one with `batch`.
 
     Examples
     --------
@@ -191,6 +195,7 @@ class SyncResult:
     tasks: tuple[TaskResult, ...] = ()
     attempts: int = 0
     seconds: float = 0.0
+    commits: int = 0
 
     @property
     def sources(self) -> SourceChanges:
@@ -217,69 +222,6 @@ def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: S
 
 
 # -- plan -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """What the repository has: the session that reads it, its documents, and the changes of others."""
-
-    session: Session
-    documents: Mapping[str, Mapping[str, Any]]
-    stored: StoredCatalogue | None
-    foreign: Mapping[str, npt.NDArray[np.uint32] | None] = field(default_factory=dict)
-    """Arrays that others changed since the last sync: the chunks they wrote, or None for all of them."""
-    all_foreign: bool = False
-    """It is not known what others changed."""
-
-    @property
-    def catalogue(self) -> Catalogue | None:
-        return self.stored.catalogue if self.stored is not None else None
-
-
-def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bool = False) -> Archive:
-    """Read what the last sync left, and what others changed since then."""
-    session = repository.readonly_session(branch)
-    contents = run_blocking(fetch_documents(session))
-    documents = {path: parse_document(content, f"{path}/zarr.json") for path, content in contents.items()}
-    known, last = _find_commits(repository, session.snapshot_id, group)
-    stored = read_catalogue(repository, known.metadata, group) if known is not None and not rebuild else None
-    if stored is None or known is None:
-        return Archive(session, documents, None, all_foreign=True)
-    changed = changed_nodes(known.metadata, group)
-    if known.id == session.snapshot_id and not changed:
-        return Archive(session, documents, stored)
-    # The commit of the last sync shows which chunks others wrote. Without it, only the arrays are known.
-    foreign: dict[str, npt.NDArray[np.uint32] | None] = {}
-    if last is None:
-        foreign.update(dict.fromkeys(changed))
-    try:
-        diff = repository.diff(from_snapshot_id=last or known.id, to_snapshot_id=session.snapshot_id)
-    except SnapshotNotFoundError:
-        return Archive(session, documents, stored, all_foreign=True)
-    for path, coords in diff.chunk_coords.items():
-        foreign.setdefault(path.strip("/"), coords)
-    moved = [path.strip("/") for pair in diff.moved_nodes for path in pair]
-    replaced = {path.strip("/") for path in (*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays)} | {*moved}
-    replaced |= {path for path in documents if any(path.startswith(f"{each}/") for each in moved)}
-    foreign.update(dict.fromkeys(replaced))
-    return Archive(session, documents, stored, foreign, all_foreign="*" in foreign)
-
-
-def _find_commits(repository: Repository, snapshot_id: str, group: str) -> tuple[SnapshotInfo | None, str | None]:
-    """Return the newest commit with the catalogue of a group, and the commit of the last sync, if history has them.
-
-    Commits of other libraries do not take over the catalogue.
-    """
-    known: SnapshotInfo | None = None
-    for info in repository.ancestry(snapshot_id=snapshot_id):
-        if known is None and has_catalogue(info.metadata, group):
-            known = info
-        entry = info.metadata.get(METADATA_KEY)
-        if isinstance(entry, Mapping) and entry.get("sync") == f"/{group}":
-            return known, str(info.id)
-        if known is not None and info.id == snapshot_id and not changed_nodes(info.metadata, group):
-            return known, None
-    return known, None
 
 
 def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> SyncPlan:
@@ -313,13 +255,15 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> 
         tasks += _plan_tasks(changes, dataset, found.unreadable, options, len(tasks))
     values = {write.path: write for write in fresh.values}
     documents, kept_values = _plan_documents(fresh, before, archive, arrays)
-    deleted = sorted(path for path in before.arrays if path not in fresh.arrays and path in archive.documents)
+    former = {*before.arrays, *archive.former}
+    deleted = sorted(path for path in former if path not in fresh.arrays and path in archive.documents)
     catalogue = Catalogue(
         sources,
         {path: (array.kind, array.joined) for path, array in sorted(fresh.arrays.items())},
         {path: _hash(each) for path, each in fresh.documents.items() if path not in fresh.arrays},
         dict(options.chunks),
         settings,
+        options.identity(),
     )
     writes = tuple(
         w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)
@@ -641,6 +585,7 @@ class SyncSettings:
     metadata: Mapping[str, Any] | None = None
     rebuild: bool = False
     dry_run: bool = False
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -655,6 +600,14 @@ class SyncJob:
     settings: SyncSettings
     listed: int = 0
     """When the files were listed, in seconds since 1970."""
+    parsed: dict[str, SourceSchema] = field(default_factory=dict)
+    """Schemas that were read, by URL."""
+
+    def read(self, files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
+        """Read the schemas of files. Those that are known are not read again."""
+        schemas, failures = self.engine.read([file for file in files if file.url not in self.parsed])
+        self.parsed.update({schema.file.url: schema for schema in schemas})
+        return [self.parsed[file.url] for file in files if file.url in self.parsed], failures
 
 
 def sync_sources(
@@ -673,19 +626,63 @@ def sync_sources(
 
 
 def run_sync(job: SyncJob) -> SyncResult:
-    """Sync, and repeat the work if the branch has new commits."""
+    """Sync with one commit, or with one for every batch of new sources."""
+    started, batch = time.monotonic(), job.settings.batch
+    if batch is None or job.settings.dry_run:
+        return _sync_once(job)
+    if batch < 1 or job.settings.rebuild:
+        raise InvalidInputError(f"batch is {batch}, expected at least 1, and it cannot be used with rebuild")
+    # Everything is planned before the first batch, so that sources that do not fit are found in time.
+    whole = _sync_once(replace(job, settings=replace(job.settings, dry_run=True)))
+    batches = _cut(whole.plan, batch)
+    later = {url for urls in batches[1:] for url in urls}
+    results = []
+    for urls in batches:
+        later -= urls
+        files = tuple(file for file in job.files if file.url not in later)
+        results.append(_sync_once(replace(job, files=files)))
+    return SyncResult(
+        replace(results[-1].plan, sources=whole.sources),
+        next((each.snapshot_id for each in reversed(results) if each.snapshot_id is not None), None),
+        tuple(task for each in results for task in each.tasks),
+        sum(each.attempts for each in results),
+        time.monotonic() - started,
+        sum(each.commits for each in results),
+    )
+
+
+def _cut(plan: SyncPlan, batch: int) -> list[set[str]]:
+    """Divide new sources into batches by their position. Sources at one position are in the same batch.
+
+    The first batch also has everything that changed.
+    """
+    starts: dict[str, int] = {}
+    for url in plan.sources.added:
+        extents = [each.extent for each in plan.catalogue.sources[url].placed.values() if each.extent]
+        starts[url] = min((next(iter(extent.values()))[0] for extent in extents), default=0)
+    batches: list[set[str]] = [set()]
+    last: int | None = None
+    for url in sorted(starts, key=lambda url: starts[url]):
+        if len(batches[-1]) >= batch and starts[url] != last:
+            batches.append(set())
+        batches[-1].add(url)
+        last = starts[url]
+    return batches
+
+
+def _sync_once(job: SyncJob) -> SyncResult:
+    """Sync with one commit, and repeat the work if the branch has new commits."""
     started, settings = time.monotonic(), job.settings
     repository = with_stored_containers(job.repository)
-    parsed: dict[str, SourceSchema] = {}
-
-    def read(files: Sequence[SourceFile]) -> tuple[list[SourceSchema], list[SourceFailure]]:
-        schemas, failures = job.engine.read([file for file in files if file.url not in parsed])
-        parsed.update({schema.file.url: schema for schema in schemas})
-        return [parsed[file.url] for file in files if file.url in parsed], failures
-
     for attempt in range(1, MOST_ATTEMPTS + 1):
         archive = read_archive(repository, settings.branch, job.options.group, rebuild=settings.rebuild)
-        found = find_changes(job.files, archive.catalogue, job.options, job.access, settings.vanished, job.listed, read)
+        _check_function(archive, job.options)
+        found = find_changes(
+            job.files, archive.catalogue, job.options, job.access, settings.vanished, job.listed, job.read
+        )
+        if _is_known(found, job.options, archive):
+            plan = SyncPlan(found.changes, None, catalogue=archive.catalogue or Catalogue())
+            return SyncResult(plan, seconds=time.monotonic() - started)
         plan = plan_sync(found, job.options, archive)
         _check_shared(plan, found, archive, job)
         if settings.dry_run or _is_done(plan, archive):
@@ -706,10 +703,32 @@ def run_sync(job: SyncJob) -> SyncResult:
             if attempt == MOST_ATTEMPTS:
                 raise
             continue
-        return SyncResult(plan, str(snapshot_id), results, attempt, time.monotonic() - started)
+        return SyncResult(plan, str(snapshot_id), results, attempt, time.monotonic() - started, 1)
     raise ConflictError(
         message=f"branch {settings.branch} got a new commit during each of {MOST_ATTEMPTS} attempts. Run the sync again"
     )
+
+
+def _is_known(found: FoundSources, options: IngestOptions, archive: Archive) -> bool:
+    """Return whether the last sync had the same sources and options, and nobody changed the archive since then."""
+    known = archive.catalogue
+    if known is None or archive.all_foreign or archive.foreign or known.planned_with != options.identity():
+        return False
+    has_nodes = all(path in archive.documents for path in (*known.groups, *known.arrays))
+    return has_nodes and _same_sources(found.sources, known)
+
+
+def _check_function(archive: Archive, options: IngestOptions) -> None:
+    """Refuse to mix sources that different functions preprocessed."""
+    before = archive.catalogue.settings.get("preprocess") if archive.catalogue is not None else None
+    now = options.recorded().get("preprocess")
+    if archive.catalogue is not None and before != now:
+        raise InvalidInputError(
+            f"the archive was synced with {before or 'no function'} as preprocess, and this sync has "
+            f"{now or 'no function'}. Use the former function, or rebuild=True (--rebuild) to write the archive again",
+            before=before,
+            now=now,
+        )
 
 
 def _is_done(plan: SyncPlan, archive: Archive) -> bool:
@@ -717,11 +736,14 @@ def _is_done(plan: SyncPlan, archive: Archive) -> bool:
     known = archive.catalogue
     if known is None or not plan.is_empty or archive.all_foreign:
         return False
-    same = plan.catalogue.sources.keys() == known.sources.keys()
+    return _same_sources(plan.catalogue.sources, known)
+
+
+def _same_sources(sources: Mapping[str, CataloguedSource], known: Catalogue) -> bool:
     # When a version was asked for is recorded with the next change.
-    return same and all(
+    return sources.keys() == known.sources.keys() and all(
         replace(source, listed=known.sources[url].listed) == known.sources[url]
-        for url, source in plan.catalogue.sources.items()
+        for url, source in sources.items()
         if source is not known.sources[url]
     )
 
@@ -772,6 +794,7 @@ def sync_local(
     containers: Sequence[VirtualChunkContainer] = (),
     rebuild: bool = False,
     dry_run: bool = False,
+    batch: int | None = None,
     progress: Callable[[TaskResult], None] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> SyncResult:
@@ -806,6 +829,9 @@ def sync_local(
         Write everything again from the sources, also what did not change.
     dry_run
         Only plan. Nothing is written.
+    batch
+        Commit about this number of new sources at a time, in the order of their positions. After an interruption, the
+        same call continues with the next batch. Readers see the archive grow.
     progress
         A function that is called with the result of each task.
     metadata
@@ -840,9 +866,9 @@ def sync_local(
     >>> zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")[:]
     array([19.5, 20.5])
     """
-    access = choose_access(access, source_options)
     options = options or IngestOptions()
-    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run)
+    access = choose_access(access, source_options, options.function)
+    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run, batch)
     engine = LocalEngine(access, options.format, progress)
     return sync_sources(sources, lambda: repository, options, access, engine, settings)
 

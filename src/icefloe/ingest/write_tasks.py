@@ -236,6 +236,7 @@ def _reference_count(variable: SourceVariable) -> int:
 
 
 OPEN_FILES = 256
+OPEN_PREPROCESSED = 4
 
 
 class BlockSink(Protocol):
@@ -336,7 +337,8 @@ class _OpenFiles:
         source = open_source(file, self._access, format=self._format or format)
         self._open[file.url] = source
         self._opened[file.url] = file
-        if len(self._open) > OPEN_FILES:
+        # A function may have read all values of a file into memory.
+        if len(self._open) > (OPEN_FILES if self._access.preprocess is None else OPEN_PREPROCESSED):
             self._open.popitem(last=False)[1].close()
         return source
 

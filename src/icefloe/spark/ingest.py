@@ -253,7 +253,7 @@ def ingest(
         },
         more,
     )
-    access = choose_access(access, source_options)
+    access = choose_access(access, source_options, options.function)
     check_format(options.format)
     named = files = expand_sources(list_sources(sources), access)
     repository = _repository(repo, repo_options, create=not dry_run)
@@ -329,6 +329,7 @@ def sync(
     vanished: Vanished = "keep",
     rebuild: bool = False,
     dry_run: bool = False,
+    batch: int | None = None,
     containers: Sequence[VirtualChunkContainer] = (),
     access: SourceAccess | None = None,
     source_options: Mapping[str, Any] | None = None,
@@ -374,6 +375,9 @@ def sync(
         Write everything again from the sources, also what did not change.
     dry_run
         Only plan. Nothing is written, and no repository is created.
+    batch
+        Commit about this number of new sources at a time, in the order of their positions. After an interruption, the
+        same call continues with the next batch. Readers see the archive grow.
     containers
         Containers for the virtual chunks, if the default settings of the store are not sufficient.
     access
@@ -412,8 +416,8 @@ def sync(
     options = _options({**given, "variables": tuple(variables) if variables is not None else None}, more)
     if "task_bytes" not in more:
         options = replace(options, task_bytes=min(options.task_bytes, _SYNC_TASK_BYTES))
-    access = choose_access(access, source_options)
-    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run)
+    access = choose_access(access, source_options, options.function)
+    settings = SyncSettings(branch, vanished, message, tuple(containers), metadata, rebuild, dry_run, batch)
 
     def opened() -> Repository:
         # A dry run without a repository: everything is new.

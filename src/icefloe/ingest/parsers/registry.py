@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 from icefloe.errors import (
     FormatError,
     IcefloeError,
+    InvalidInputError,
     NodeNotFoundError,
     ObjectNotFoundError,
     StorageError,
@@ -38,8 +39,16 @@ from icefloe.ingest.source_model import (
     SourceVariable,
     digest_values,
     named_by,
+    summarise_coordinate,
 )
-from icefloe.ingest.zarr_documents import array_document, fill_value_document, parse_missing_texts
+from icefloe.ingest.zarr_documents import (
+    array_document,
+    attribute_pairs,
+    fill_value_document,
+    json_value,
+    parse_fill_attribute,
+    parse_missing_texts,
+)
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 
 
@@ -298,7 +307,158 @@ def open_source(file: SourceFile, access: SourceAccess | None = None, *, format:
         ) from error
     opener = getattr(module, class_name)
     source: OpenSource = opener(file, access, chosen) if ":" in chosen else opener(file, access)
-    return source
+    return source if access.preprocess is None else PreprocessedSource(source, access.preprocess)
+
+
+class PreprocessedSource(OpenSource):
+    """A source as a function changes it. The function gets the dataset that xarray reads, and returns another one.
+
+    The variables have the values that xarray shows: packed numbers are unpacked. Times keep the units of the source.
+    """
+
+    def __init__(self, source: OpenSource, function: Callable[[Any], Any]) -> None:
+        super().__init__(source.file, source.access)
+        self.format = source.format
+        self._source = source
+        try:
+            self._schema, self._encoded = _preprocess(source, function)
+        except BaseException:
+            source.close()
+            raise
+
+    def schema(self) -> SourceSchema:
+        return self._schema
+
+    def references(self, variable: SourceVariable) -> References:
+        raise UnsupportedError(f"{variable.path} of {self.file.url} is made by a function and has no references")
+
+    def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
+        found = np.asarray(self._encoded[variable.path][region].values)
+        return found.astype(object) if variable.dtype == "string" else found
+
+    def close(self) -> None:
+        self._source.close()
+
+
+_TIME_ENCODING = ("units", "calendar")
+_RELATED = (
+    "bounds",
+    "grid_mapping",
+    "climatology",
+    "geometry",
+    "cell_measures",
+    "formula_terms",
+    "ancillary_variables",
+)
+"""Attributes that xarray may keep in the encoding of a variable."""
+
+
+def _preprocess(source: OpenSource, function: Callable[[Any], Any]) -> tuple[SourceSchema, dict[str, Any]]:
+    """Call a function with the dataset of a source. Return the schema of its result, and the encoded variables."""
+    import xarray as xr  # noqa: PLC0415 - an extra, and slow to import
+
+    schema = source.schema()
+    nested = next((path for path in schema.variables if "/" in path), None)
+    if nested is not None:
+        raise UnsupportedError(
+            f"{source.file.url} has variables in groups, such as {nested}. preprocess needs files without groups",
+            url=source.file.url,
+        )
+    variables = {name: _as_xarray(source, variable) for name, variable in schema.variables.items()}
+    opened = xr.decode_cf(xr.Dataset(variables, attrs=dict(schema.groups.get("", {}))))
+    found = function(opened)
+    if not isinstance(found, xr.Dataset):
+        raise InvalidInputError(
+            f"preprocess returned {type(found).__name__} for {source.file.url}, expected an xarray.Dataset",
+            url=source.file.url,
+        )
+    related, attributes = xr.conventions.encode_dataset_coordinates(found)
+    plain: dict[Any, Any] = {}
+    coded: dict[Any, Any] = {}
+    for name, variable in related.items():
+        copied = variable.copy(deep=False)
+        copied.encoding = {key: value for key, value in variable.encoding.items() if key in _RELATED}
+        if variable.dtype.kind in "iufc":
+            # They are stored as they are. xarray would load them to encode them.
+            copied.attrs = {**variable.attrs, **copied.encoding}
+            copied.attrs |= {"_FillValue": np.nan} if variable.dtype.kind == "f" else {}
+            plain[name] = copied
+            continue
+        if variable.dtype.kind in "mM" or (variable.dtype == object and not _is_text(variable)):
+            copied.encoding |= {key: variable.encoding[key] for key in _TIME_ENCODING if key in variable.encoding}
+        coded[name] = copied
+    coded, attributes = xr.conventions.cf_encoder(coded, attributes)
+    encoded = {name: (coded if name in coded else plain)[name] for name in related}
+    described = {str(name): _describe(str(name), each, schema.variables) for name, each in encoded.items()}
+    coordinates = {
+        name: summarise_coordinate(np.atleast_1d(np.asarray(encoded[name].values)))
+        for name, variable in described.items()
+        if variable.dims in ((), (name,))
+    }
+    own = replace(
+        schema,
+        variables=described,
+        coordinates=coordinates,
+        groups={**schema.groups, "": {str(key): json_value(value) for key, value in attributes.items()}},
+        digests={},
+    )
+    return own, {str(name): each for name, each in encoded.items()}
+
+
+def _is_text(variable: Any) -> bool:
+    return variable.size == 0 or isinstance(np.asarray(variable[(0,) * variable.ndim].values).item(), str)
+
+
+def _as_xarray(source: OpenSource, variable: SourceVariable) -> Any:
+    """Return a variable that reads its values when they are needed."""
+    import xarray as xr  # noqa: PLC0415 - an extra, and slow to import
+    from xarray.backends import BackendArray  # noqa: PLC0415
+    from xarray.core import indexing  # noqa: PLC0415
+
+    class Values(BackendArray):
+        shape = variable.shape
+        dtype = np.dtype(object) if variable.dtype == "string" else np.dtype(variable.dtype)
+
+        def __getitem__(self, key: Any) -> Any:
+            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
+
+        def _read(self, key: tuple[Any, ...]) -> Any:
+            spans, taken = [], []
+            for part, length in zip(key, self.shape, strict=True):
+                cells = range(length)[part] if isinstance(part, slice) else range(part, part + 1)
+                first, end = (min(cells), max(cells) + 1) if len(cells) else (0, 0)
+                spans.append(slice(first, end))
+                taken.append(slice(None, None, cells.step) if isinstance(part, slice) else 0)
+            return np.asarray(source.values(variable, tuple(spans)))[tuple(taken)]
+
+    attributes = dict(variable.attributes)
+    if "_FillValue" in attributes:
+        attributes["_FillValue"] = parse_fill_attribute(variable.dtype, attributes["_FillValue"])
+    if variable.decoded_dtype is not None:
+        # The type of the factors decides about the type of the values.
+        factor = np.dtype(variable.decoded_dtype).type
+        attributes |= {name: factor(attributes[name]) for name in ("scale_factor", "add_offset") if name in attributes}
+    return xr.Variable(variable.dims, indexing.LazilyIndexedArray(Values()), attributes)
+
+
+def _describe(name: str, encoded: Any, before: Mapping[str, SourceVariable]) -> SourceVariable:
+    """Return the description of a variable that a function returned."""
+    kind = encoded.dtype.kind
+    dtype = (
+        "string" if kind in "OUT" else encoded.dtype.newbyteorder("<").str if kind not in "bS" else encoded.dtype.str
+    )
+    former = before.get(name)
+    chunks = former.chunks if former is not None and former.shape == encoded.shape else encoded.shape
+    return SourceVariable(
+        name,
+        tuple(map(str, encoded.dims)),
+        tuple(encoded.shape),
+        dtype,
+        tuple(max(1, length) for length in chunks),
+        attribute_pairs(encoded.attrs, dtype),
+        layout="opaque",
+        not_virtual="a preprocess function makes its values",
+    )
 
 
 def check_format(format: str | None) -> None:
