@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -284,18 +284,30 @@ class MetadataFiles:
         self._warn_of_small_cache("snapshot", len(snapshot.nodes))
         return size
 
-    async def write_manifest(self, manifest: Manifest) -> ManifestFileInfo:
-        """Write a manifest file; returns what a snapshot records of it."""
+    async def write_manifest(
+        self, manifest: Manifest, start: Callable[[Coroutine[Any, Any, None]], object] | None = None
+    ) -> ManifestFileInfo:
+        """Write a manifest file; returns what a snapshot records of it.
+
+        `start` runs the request in the background. Without it, the request has ended when this returns.
+        """
         if len(manifest) < _OFFLOAD_REFS:
             data = self.format.encode_manifest(manifest)
         else:
             data = await asyncio.to_thread(self.format.encode_manifest, manifest)
-        size = await self._put(self.format.manifest_key(manifest.id), data, "manifest")
+        self._warn_of_small_cache("manifest", len(manifest))
+        put = self._put_manifest(manifest, data)
+        if start is None:
+            await put
+        else:
+            start(put)
+        return ManifestFileInfo(manifest.id, len(data), len(manifest))
+
+    async def _put_manifest(self, manifest: Manifest, data: bytes) -> None:
+        await self._put(self.format.manifest_key(manifest.id), data, "manifest")
         if len(manifest) < _OFFLOAD_REFS:
             # A writer of few references usually reads them next. A bulk write would only fill the memory.
             self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
-        self._warn_of_small_cache("manifest", len(manifest))
-        return ManifestFileInfo(manifest.id, size, len(manifest))
 
     async def write_transaction_log(self, snapshot_id: ObjectId, log: TransactionLog) -> None:
         """Write the transaction log of a snapshot."""

@@ -15,7 +15,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.collect import CollectionRequest, apply_plan, plan_collection_of
 from icefloe.maintenance.inventory import open_uncached
-from icefloe.session.commit import RECORDS, Announcement, list_collections
+from icefloe.session.open_repository import RECORDS, Announcement, list_collections
 from icefloe.storage.contract import Storage
 from icefloe.testing.storages import CountingStorage
 

@@ -413,6 +413,10 @@ class Ledger(ABC):
         """The last known snapshot of a branch, without a request. None if it is not known."""
         return None
 
+    def recall_passed(self, branch: str, since: Tip | None) -> Sequence[ObjectId]:
+        """Snapshots that a branch had since a tip, as far as they are known without a request."""
+        return ()
+
     def learn_from(self, other: Ledger) -> None:
         """Use the state that another ledger of the same repository read, to compare it with the current state."""
 

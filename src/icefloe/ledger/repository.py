@@ -17,7 +17,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -182,6 +183,10 @@ GENERATION_KEY, GENERATION = "generation", "repository"
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 _CONCURRENCY = 32
+_FEWEST_READS, _MOST_READS = 2, 8
+"""Branch files that are read at the same time: the last known one and its successors. More if the branch moves fast."""
+_READS_BEFORE_LISTING = 24
+"""A branch that moved further is listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,8 @@ class RepositoryLedger(QuotingLedger):
         # The last known files of branches. With them, the newest file is found without a listing.
         self._seen: dict[str, _Newest] = {}
         self._looked: dict[str, float] = {}
+        self._reads: dict[str, int] = {}
+        self._passed: dict[str, deque[tuple[int, ObjectId]]] = {}
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
@@ -224,7 +231,7 @@ class RepositoryLedger(QuotingLedger):
     async def _fetch_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not. None if there never was one."""
         seen, looked = self._seen.get(branch), monotonic_time()
-        newest = None if seen is None else await self._confirm(branch, seen)
+        newest = None if seen is None else await self._follow(branch, seen)
         if newest is None:
             newest = await self._search_newest(branch)
         if newest is None:
@@ -234,18 +241,37 @@ class RepositoryLedger(QuotingLedger):
             self._looked[branch] = looked
         return newest
 
-    async def _confirm(self, branch: str, seen: _Newest) -> _Newest | None:
-        """The last known file, if it still exists and has no successor."""
-        try:
-            own, following = await asyncio.gather(
-                self._find_file(branch, seen.style, seen.sequence),
-                self._find_file(branch, seen.style, seen.sequence + 1),
-            )
-        except TornRefError:
-            return None
-        if own is None or following is not None:
-            return None
-        return _Newest(seen.style, seen.sequence, own)
+    async def _follow(self, branch: str, seen: _Newest) -> _Newest | None:
+        """The newest file, if the last known one still exists and has few successors. Numbers have no gaps.
+
+        A listing costs more than a few reads, and returns the names of a thousand older files.
+        """
+        newest: _Newest | None = None
+        first, count = seen.sequence, self._reads.get(branch, _FEWEST_READS)
+        while first + count <= seen.sequence + _READS_BEFORE_LISTING:
+            try:
+                found = await asyncio.gather(
+                    *(self._find_file(branch, seen.style, number) for number in range(first, first + count))
+                )
+            except TornRefError:
+                break
+            for number, content in enumerate(found, first):
+                if content is None:
+                    self._reads[branch] = min(_FEWEST_READS + max(number - 1 - seen.sequence, 0), _MOST_READS)
+                    return newest
+                newest = _Newest(seen.style, number, content)
+                self._note_passed(branch, number, content)
+            first, count = first + count, 2 * count
+        self._reads.pop(branch, None)
+        return None
+
+    def _note_passed(self, branch: str, number: int, content: RefContent | None) -> None:
+        if content is not None:
+            self._passed.setdefault(branch, deque(maxlen=_READS_BEFORE_LISTING)).append((number, content.snapshot_id))
+
+    def recall_passed(self, branch: str, since: Tip | None) -> Sequence[ObjectId]:
+        first = math.inf if since is None else since.version_token
+        return list(dict.fromkeys(each for number, each in self._passed.get(branch, ()) if number > first))
 
     async def _find_file(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
         key = style.branch_key(branch, sequence)
@@ -405,6 +431,19 @@ class RepositoryLedger(QuotingLedger):
 
     async def _refuse(self, branch: str, tip: Tip) -> NoReturn:
         """Raise the error for a branch that is no longer at a tip."""
+        seen, number = self._seen.get(branch), tip.version_token + 1
+        if seen is not None and seen.sequence == tip.version_token:
+            with contextlib.suppress(TornRefError):
+                own, after = await asyncio.gather(
+                    self._find_file(branch, seen.style, number), self._find_file(branch, seen.style, number + 1)
+                )
+                newest = after or own
+                for index, content in enumerate((own, after), number):
+                    self._note_passed(branch, index, content)
+                # A writer that tries again reads the newest file then. The branch may have moved further.
+                if newest is not None and newest.snapshot_id != tip.snapshot_id and not newest.deleted:
+                    self._seen[branch] = _Newest(seen.style, number + (after is not None), newest)
+                    raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=newest.snapshot_id) from None
         current = await self.fetch_tip(branch)
         if current.snapshot_id != tip.snapshot_id:
             raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=current.snapshot_id) from None

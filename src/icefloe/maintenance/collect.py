@@ -67,8 +67,7 @@ from icefloe.maintenance.inventory import (
 from icefloe.maintenance.marking import FetchLimits, Known, ManifestFacts, Marked, SnapshotFacts, mark
 from icefloe.model.snapshot import check_zone
 from icefloe.model.zarr_document import check_messagepack
-from icefloe.session.commit import Announcement, announced
-from icefloe.session.open_repository import RepositoryContext, oldest_writer
+from icefloe.session.open_repository import Announcement, RepositoryContext, announced, oldest_writer
 from icefloe.storage.contract import ObjectInfo, Storage
 
 KINDS = ("snapshots", "transaction_logs", "manifests", "attributes", "chunks")

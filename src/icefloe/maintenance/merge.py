@@ -26,8 +26,8 @@ from icefloe.session.ancestry import (
     without_common,
 )
 from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
-from icefloe.session.commit import CommitRequest, advance_branch, check_objects, with_parent, write_snapshot
-from icefloe.session.open_repository import RepositoryContext
+from icefloe.session.commit import CommitRequest, advance_branch, with_parent, write_snapshot
+from icefloe.session.open_repository import RepositoryContext, check_objects
 from icefloe.session.rebase import (
     Conflict,
     ConflictDetector,

@@ -656,6 +656,30 @@ def build_output(
         yield _built_together(tables, new_id())
 
 
+def output_sources(output: PlannedManifest) -> tuple[object, ...]:
+    """What an output is built from, besides edits. Equal for outputs with the same references before the edits."""
+    slices = tuple((each.node_id, each.box, each.sources, each.limit, each.rows is None) for each in output.slices)
+    carried_over = tuple(
+        (each.manifest_id, tuple((node.id, node.grid, node.manifests[0].extents) for node in each.nodes))
+        for each in output.carried_over
+    )
+    return slices, output.fresh, carried_over
+
+
+def edited_rows(output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]) -> list[object]:
+    """The edits that an output contains, as values that can be compared."""
+    found: list[object] = []
+    for slice_ in output.slices:
+        table = edits[slice_.node_id].table if slice_.rows is not None else None
+        if table is not None and slice_.rows is not None:
+            found.append(table if _is_all(slice_.rows) else take(table, slice_.rows))
+    if output.fresh:
+        assert isinstance(edits, BulkEdits), "only these have fresh arrays"
+        chosen = edits.fresh.select(edits.fresh.positions(output.fresh))
+        found += [chosen.counts.tolist(), chosen.ndims.tolist(), chosen.rows]
+    return found
+
+
 def build_slice(slice_: OutputSlice, fetch: Fetch, change: ArrayEdits | None) -> ChunkTable:
     """The references of one piece after the edits."""
     ndim = len(slice_.box)

@@ -506,6 +506,13 @@ class TransactionLog:
             or self.updated_boxes
         )
 
+    @property
+    def only_adds(self) -> bool:
+        """Whether the change did nothing but create nodes and write chunks."""
+        return not (
+            self.deleted_groups or self.deleted_arrays or self.updated_groups or self.updated_arrays or self.moves
+        )
+
 
 @dataclass(frozen=True)
 class Diff(CardMixin):

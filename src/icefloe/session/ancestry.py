@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections import Counter
-from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -412,17 +412,23 @@ async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time
     )
 
 
+FetchLog = Callable[[ObjectId], Awaitable[TransactionLog]]
+"""Fetches the log of a snapshot. May have begun to before it is called."""
+
+
 async def fetch_log(
     context: RepositoryContext,
     snapshot: Snapshot,
     parent: Snapshot | None = None,
     wanted: Container[NodeId] | None = None,
     tip: Tip | None = None,
+    fetch: FetchLog | None = None,
 ) -> TransactionLog:
     """What a snapshot changed: its log, or a comparison where the generation or an early writer left none.
 
     `parent` saves a request where the caller has it; `wanted` are the arrays of which every chunk must be told. `tip`
-    is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing.
+    is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing. `fetch`
+    is given by who fetches several logs at once.
     """
     logs: list[TransactionLog] = []
     if parent is not None and snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
@@ -435,9 +441,8 @@ async def fetch_log(
         try:
             # Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot.
             anew = not context.ledger.keeps_pruned_logs
-            logs = [
-                await context.metadata_files.fetch_transaction_log(each, anew=anew) for each in (*pruned, snapshot.id)
-            ]
+            fetch = fetch or partial(context.metadata_files.fetch_transaction_log, anew=anew)
+            logs = [await fetch(each) for each in (*pruned, snapshot.id)]
         except ObjectNotFoundError:
             logs = []
     if len(logs) == 1:
@@ -448,7 +453,8 @@ async def fetch_log(
         parent_id = (await context.ledger.fetch_info(snapshot.id)).parent_id
         if parent_id is None:
             return reduce(merge_logs, logs, TransactionLog())
-        return await fetch_log(context, snapshot, await context.metadata_files.fetch_snapshot(parent_id), wanted, tip)
+        parent = await context.metadata_files.fetch_snapshot(parent_id)
+        return await fetch_log(context, snapshot, parent, wanted, tip, fetch)
     if not logs:
         return await compare_snapshots(parent, snapshot, context.metadata_files)
     return await join_logs(logs, parent, snapshot, context.metadata_files, wanted)

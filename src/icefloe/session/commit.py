@@ -5,23 +5,16 @@ again. That makes the first attempt of a commit in progress fail. The check cost
 The commit then reads the records and checks every chunk object that its changes refer to. If an object is missing, the
 commit is refused. If a running collection may still delete an object (it is older than the cut-off), the commit waits
 for the end of the collection. A collection reads refs again after it wrote them, and keeps what faster commits name.
-
-Records are empty objects. Their names hold all information. Only the record of the last finished collection is kept.
-
-    icefloe/collections/<cut-off, microseconds since 1970>-<id>.running
-    icefloe/collections/<cut-off, microseconds since 1970>-<id>.done
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime as dt
 import random
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -32,11 +25,10 @@ from icefloe.errors import (
     ConflictError,
     NotFoundError,
     ObjectNotFoundError,
+    RebaseFailedError,
     RefNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
-    StorageError,
-    UnsupportedError,
 )
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.ledger.contract import StaleTipError, Tip
@@ -46,7 +38,9 @@ from icefloe.manifests.manifest_plan import (
     ManifestPlan,
     PlannedManifest,
     build_output,
+    edited_rows,
     link_manifests,
+    output_sources,
     plan_manifests,
 )
 from icefloe.model.chunk_table import NO_TABLES, ChunkKind, ChunkTable
@@ -65,7 +59,7 @@ from icefloe.model.snapshot import (
     later_than,
 )
 from icefloe.model.zarr_document import split_attributes
-from icefloe.session.ancestry import GONE, fetch_log, fit_log, log_since, merge_logs
+from icefloe.session.ancestry import GONE, FetchLog, fetch_log, fit_log, log_since, merge_logs
 from icefloe.session.change_set import (
     ChangeSet,
     GatheredEdits,
@@ -74,136 +68,36 @@ from icefloe.session.change_set import (
     summarise,
     transaction_log,
 )
-from icefloe.session.open_repository import RepositoryContext
-from icefloe.session.rebase import ConflictSolver, drop_false_conflicts, rebase_over
+from icefloe.session.open_repository import (
+    LONG_SESSION_SECONDS,
+    RepositoryContext,
+    check_objects,
+    list_collections,
+)
+from icefloe.session.rebase import ConflictDetector, ConflictSolver, drop_false_conflicts, rebase_over
 from icefloe.session.session_state import SessionState
-from icefloe.storage.contract import Storage
 
-RECORDS = "icefloe/collections/"
-LEASE_SECONDS = 120.0
-"""A collection that did not renew its record for so long is dead, and must not delete anything any more."""
-_RENEW_SECONDS = 20.0
-_LONG_SESSION_SECONDS = 1800.0
-"""If refs do not show collections with a grace period over twice this, older sessions ask for them."""
-SHORT_GRACE = dt.timedelta(seconds=2 * _LONG_SESSION_SECONDS)
-_WAIT_SECONDS = 600.0
-_FIRST_CHECK_PAUSE_SECONDS, _LONGEST_CHECK_PAUSE_SECONDS = 0.05, 5.0
 _REQUESTS_AT_ONCE = 32
-_MANY_OBJECTS = 5_000
-"""More objects than this are looked for in a listing of all of them."""
-_NAME = re.compile(r"(\d{20})-([0-9A-Z]+)\.(running|done)")
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionRecord:
-    """The record of one garbage collection."""
+async def check_references(state: SessionState, tip: Tip, reused: Iterable[str] = ()) -> None:
+    """Refuse to commit changes that refer to collected objects; asks for nothing unless a collection ran meanwhile.
 
-    id: ObjectId
-    cutoff: dt.datetime
-    running: bool
-    renewed: dt.datetime | None = None
-    """When the record was last written, by the store's clock."""
-
-    @property
-    def key(self) -> str:
-        age = (self.cutoff - _EPOCH) // dt.timedelta(microseconds=1)
-        return f"{RECORDS}{max(age, 0):020d}-{self.id}.{'running' if self.running else 'done'}"
-
-
-async def list_collections(storage: Storage) -> list[CollectionRecord]:
-    """The running collections, and the last one that ended."""
-    found = []
-    try:
-        async for page in storage.list(RECORDS):
-            for item in page:
-                match = _NAME.fullmatch(item.key.removeprefix(RECORDS))
-                if match is not None:
-                    cutoff = _EPOCH + dt.timedelta(microseconds=int(match[1]))
-                    found.append(CollectionRecord(match[2], cutoff, match[3] == "running", item.last_modified))
-    except UnsupportedError:
-        pass  # no garbage collection runs in a storage that cannot be listed
-    return found
-
-
-class Announcement:
-    """The record of a running collection, renewed until the collection ends."""
-
-    def __init__(self, storage: Storage, cutoff: dt.datetime) -> None:
-        self.record = CollectionRecord(new_object_id(), cutoff, running=True)
-        self._storage = storage
-        self._renewed = monotonic_time()
-        self._renewing: asyncio.Task[None] | None = None
-        self.is_soon = True
-        """Whether objects may be deleted that are younger than long sessions."""
-
-    async def begin(self) -> None:
-        """Put the record."""
-        await self._storage.put(self.record.key, b"")
-        self._renewed = monotonic_time()
-        self._renewing = asyncio.create_task(self._renew())
-        now = (await self._storage.head(self.record.key)).last_modified
-        self.is_soon = now - self.record.cutoff < SHORT_GRACE
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            started = monotonic_time()
-            with contextlib.suppress(StorageError):  # `check` notices when none comes through
-                await self._storage.put(self.record.key, b"")
-                self._renewed = started
-
-    def check(self) -> None:
-        """Refuse to delete when others may take the collection for dead."""
-        silent = monotonic_time() - self._renewed
-        if silent > LEASE_SECONDS / 2:
-            raise StorageError(
-                f"the garbage collection stopped, because it could not renew its announcement for {silent:.0f} "
-                "seconds. Some objects may remain. Collect again"
-            )
-
-    async def end(self, *, finished: bool) -> None:
-        """Take the record back; the one of a finished collection stays as that of the last."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
-        if finished:
-            done = CollectionRecord(self.record.id, self.record.cutoff, running=False)
-            earlier = [each.key for each in await list_collections(self._storage) if not each.running]
-            await self._storage.put(done.key, b"")
-            await self._storage.delete([*earlier, self.record.key])
-        else:
-            await self._storage.delete([self.record.key])
-
-
-@contextlib.asynccontextmanager
-async def announced(storage: Storage, cutoff: dt.datetime) -> AsyncIterator[Announcement]:
-    """Tell of a collection while the block runs."""
-    announcement = Announcement(storage, cutoff)
-    await announcement.begin()
-    try:
-        yield announcement
-    except BaseException:
-        await announcement.end(finished=False)
-        raise
-    await announcement.end(finished=True)
-
-
-async def check_references(state: SessionState, tip: Tip) -> None:
-    """Refuse to commit changes that refer to collected objects; asks for nothing unless a collection ran meanwhile."""
+    `reused` are the keys of files that an earlier try of the commit wrote.
+    """
     ledger, first = state.context.ledger, state.first_tip
     if first is None or not _must_look(state, first, tip):
         return
-    is_told = ledger.announces_collections or state.is_long_open(_LONG_SESSION_SECONDS)
+    is_told = ledger.announces_collections or state.is_long_open(LONG_SESSION_SECONDS)
     if not is_told and not await list_collections(state.context.storage):
         return  # refs do not show it, but records do: garbage was never collected
-    await check_objects(state.context, await referenced_objects(state))
+    await check_objects(state.context, [*await referenced_objects(state), *reused])
 
 
 def _must_look(state: SessionState, first: Tip, tip: Tip) -> bool:
     if state.context.ledger.announces_collections:
         return state.context.ledger.collected_since(first, tip)
-    return tip != first or state.is_long_open(_LONG_SESSION_SECONDS)
+    return tip != first or state.is_long_open(LONG_SESSION_SECONDS)
 
 
 async def referenced_objects(state: SessionState) -> list[str]:
@@ -231,73 +125,6 @@ def chunk_objects(tables: Iterable[ChunkTable]) -> list[bytes]:
     if not columns:
         return []
     return [row.tobytes() for row in np.unique(np.concatenate(columns), axis=0)]
-
-
-async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None:
-    """Refuse references to missing objects. Wait for collections that may still delete some of them."""
-    if not keys:
-        return
-    started = monotonic_time()
-    renewed: dict[ObjectId, tuple[dt.datetime | None, float]] = {}
-    pause = _FIRST_CHECK_PAUSE_SECONDS
-    while True:
-        running = [each for each in await list_collections(context.storage) if each.running]
-        oldest = await _fetch_oldest(context, keys)
-        now = monotonic_time()
-        dangerous = []
-        for record in running:
-            seen, since = renewed.setdefault(record.id, (record.renewed, now))
-            if seen != record.renewed:
-                renewed[record.id] = (record.renewed, now)
-            elif now - since > LEASE_SECONDS:
-                continue  # its process died
-            if oldest < record.cutoff:
-                dangerous.append(record)
-        if not dangerous:
-            return
-        if now - started > _WAIT_SECONDS:
-            raise StorageError(
-                f"nothing was committed: a garbage collection of objects older than {dangerous[0].cutoff.isoformat()} "
-                f"is running, and this commit refers to an object of {oldest.isoformat()}. Commit again after the "
-                "collection"
-            )
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
-
-
-async def _fetch_oldest(context: RepositoryContext, keys: Sequence[str]) -> dt.datetime:
-    """The time of the oldest of some objects, by the store's clock. Raises SessionStateError if one is missing."""
-    times = await (_list_times(context, keys) if len(keys) > _MANY_OBJECTS else _head_times(context, keys))
-    missing = [key for key in keys if key not in times]
-    if missing:
-        raise SessionStateError(
-            f"nothing was committed: {len(missing)} of {len(keys)} objects of this commit, for example {missing[0]}, "
-            "were garbage collected while the session was open. Open a new session and write again. Use a grace period "
-            "of garbage collection that is longer than your longest session",
-            missing=tuple(missing),
-        )
-    return min(times.values())
-
-
-async def _head_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
-    gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-    async def head(key: str) -> tuple[str, dt.datetime | None]:
-        async with gate:
-            try:
-                return key, (await context.storage.head(key)).last_modified
-            except ObjectNotFoundError:
-                return key, None
-
-    return {key: time for key, time in await asyncio.gather(*map(head, keys)) if time is not None}
-
-
-async def _list_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
-    wanted = frozenset(keys)
-    times = await _head_times(context, [key for key in keys if not key.startswith(context.format.chunks_folder)])
-    async for page in context.storage.list(context.format.chunks_folder):
-        times.update((item.key, item.last_modified) for item in page if item.key in wanted)
-    return times
 
 
 _IN_FLIGHT = 4
@@ -332,12 +159,79 @@ def collect_edits(changes: ChangeSet, gathered: GatheredEdits, arrays: Iterable[
     return BulkEdits(edits, fresh)
 
 
+Start = Callable[[Coroutine[Any, Any, object]], object]
+"""Runs a write in the background."""
+
+
+@contextlib.asynccontextmanager
+async def background_writes() -> AsyncIterator[Start]:
+    """Run writes in the background of a block. All of them have ended when the block is left, also after an error."""
+    tasks: list[asyncio.Future[object]] = []
+    try:
+        yield lambda write: tasks.append(asyncio.ensure_future(write))
+    except BaseException:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+_Written = list[tuple[BuiltManifest, ManifestFileInfo]]
+
+
+class EarlierFiles:
+    """The manifests and attributes files that earlier tries of a commit wrote.
+
+    A try that lost a race to another writer uses them again where that writer did not change what they were made of.
+    """
+
+    def __init__(self) -> None:
+        self._manifests: dict[object, tuple[list[Any], _Written]] = {}
+        self._attributes: dict[tuple[bytes, ...], ObjectId] = {}
+        self._unsorted: list[tuple[PlannedManifest, Mapping[NodeId, ArrayEdits], _Written]] = []
+        self.reused: set[str] = set()
+        """The keys of the files that the present try uses again."""
+
+    def forget(self) -> None:
+        """Use none of the files again, because garbage was collected meanwhile."""
+        for each in (self._manifests, self._attributes, self._unsorted, self.reused):
+            each.clear()
+
+    def add_manifests(self, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits], written: _Written) -> None:
+        """Remember what was written for an output."""
+        self._unsorted.append((output, edits, written))
+
+    def find_manifests(self, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]) -> _Written | None:
+        """What was written for an output with the same sources and the same edits. None if there is nothing."""
+        while self._unsorted:
+            # Most commits win their first race, so outputs are compared when the first race is lost.
+            earlier, its_edits, written = self._unsorted.pop()
+            self._manifests[output_sources(earlier)] = edited_rows(earlier, its_edits), written
+        if not self._manifests:
+            return None
+        rows, found = self._manifests.get(output_sources(output), ([], None))
+        return found if found is not None and rows == edited_rows(output, edits) else None
+
+    def add_attributes(self, rows: Sequence[bytes], attributes_id: ObjectId) -> None:
+        """Remember an attributes file."""
+        self._attributes[tuple(rows)] = attributes_id
+
+    def find_attributes(self, rows: Sequence[bytes]) -> ObjectId | None:
+        """The attributes file with these rows, if one was written."""
+        return self._attributes.get(tuple(rows)) if self._attributes else None
+
+
 async def write_manifests(
-    state: SessionState, gathered: GatheredEdits | None = None, nodes: Iterable[Node] | None = None
+    state: SessionState,
+    gathered: GatheredEdits | None = None,
+    nodes: Iterable[Node] | None = None,
+    start: Start | None = None,
+    earlier: EarlierFiles | None = None,
 ) -> WrittenManifests:
     """Write what the edits of a change set ask for; untouched manifests stay linked.
 
-    Pass the edits and the nodes of the hierarchy if they are listed already.
+    Pass the edits and the nodes of the hierarchy if they are listed already. See `apply_plan` for `start`.
     """
     gathered = gathered or gather_edits(state.changes.edits)
     if not state.changes.parts and not gathered.alone and not len(gathered.together):
@@ -347,34 +241,52 @@ async def write_manifests(
     if not edits:
         return WrittenManifests()
     plan = plan_manifests(arrays, state.base.manifests, edits, state.context.manifest_config)
-    return await apply_plan(state, plan, edits)
+    return await apply_plan(state, plan, edits, start, earlier)
 
 
-async def apply_plan(state: SessionState, plan: ManifestPlan, edits: Mapping[NodeId, ArrayEdits]) -> WrittenManifests:
-    """Build and write the outputs of a plan, a few at a time."""
+async def apply_plan(
+    state: SessionState,
+    plan: ManifestPlan,
+    edits: Mapping[NodeId, ArrayEdits],
+    start: Start | None = None,
+    earlier: EarlierFiles | None = None,
+) -> WrittenManifests:
+    """Build and write the outputs of a plan, a few at a time.
+
+    With `start`, a few manifests are written in the background. Many are not, because memory would hold all of them.
+    """
     limit = asyncio.Semaphore(_IN_FLIGHT)
+    in_background = start if len(plan.outputs) <= _IN_FLIGHT else None
 
-    async def write_one(output: PlannedManifest) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
+    async def write_one(output: PlannedManifest) -> _Written:
+        found = None if earlier is None else earlier.find_manifests(output, edits)
+        if found is not None and earlier is not None:
+            earlier.reused.update(state.context.format.manifest_key(info.id) for _, info in found)
+            return found
         async with limit:
-            return await _write_output(state, output, edits)
+            return await _write_output(state, output, edits, in_background)
 
-    written = [pair for pairs in await asyncio.gather(*map(write_one, plan.outputs)) for pair in pairs]
+    made = await asyncio.gather(*map(write_one, plan.outputs))
+    if earlier is not None:
+        for output, pairs in zip(plan.outputs, made, strict=True):
+            earlier.add_manifests(output, edits, pairs)
+    written = [pair for pairs in made for pair in pairs]
     files = {info.id: info for _, info in written} | {part.manifest_id: part.info for part in plan.linked_parts}
     return WrittenManifests(link_manifests(plan, (built.refs for built, _ in written)), files)
 
 
 async def _write_output(
-    state: SessionState, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits]
-) -> list[tuple[BuiltManifest, ManifestFileInfo]]:
+    state: SessionState, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits], start: Start | None
+) -> _Written:
     fetched = await asyncio.gather(*(state.lookup.fetch(manifest_id) for manifest_id in output.fetch))
     sources: dict[ObjectId, Manifest] = dict(zip(output.fetch, fetched, strict=True))
     new_id = partial(new_object_id, state.context.capabilities.object_id_bytes)
-    build = build_output(output, sources.__getitem__, edits, new_id)
-    written = []
-    for built in build:
+    written: _Written = []
+    for built in build_output(output, sources.__getitem__, edits, new_id):
         # The references are small: keep them, not the tables, while the next manifest is built.
-        info = await state.context.metadata_files.write_manifest(built.manifest)
+        info = await state.context.metadata_files.write_manifest(built.manifest, start)
         written.append((BuiltManifest(Manifest(built.manifest.id, {}), built.refs), info))
+        start = None  # an output of several manifests is a large one
     return written
 
 
@@ -412,12 +324,13 @@ class CommitRequest:
 @traced("commit")
 async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
+    earlier = None if request.rebase_with is None else EarlierFiles()
     for attempt in range(max(request.rebase_tries, 0) + 1):
         started = monotonic_time()
         if attempt > 0:
             await rebase(state, branch, _solver(request))
         try:
-            return await _write_and_advance(state, branch, request.after_rebases(attempt))
+            return await _write_and_advance(state, branch, request.after_rebases(attempt), earlier)
         except ConflictError:
             if request.rebase_with is None or attempt == request.rebase_tries:
                 raise
@@ -428,7 +341,9 @@ async def commit(state: SessionState, branch: str, request: CommitRequest) -> Sn
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _write_and_advance(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
+async def _write_and_advance(
+    state: SessionState, branch: str, request: CommitRequest, earlier: EarlierFiles | None
+) -> Snapshot:
     """Write the files of a commit and move the branch; again, with other files, when garbage was collected meanwhile.
 
     Files of the first try may be old enough for the collection; those of the next are younger than its cut-off.
@@ -436,14 +351,26 @@ async def _write_and_advance(state: SessionState, branch: str, request: CommitRe
     for tries in range(_STALE_TRIES):
         tip = state.tip
         assert tip is not None, "a session with a branch knows where it stood"
-        snapshot = await _write_during_packs(state, request)
-        await check_references(state, tip)
+        reused = frozenset[str]()
+        if earlier is not None:
+            earlier.reused.clear()
+        snapshot = await _write_during_packs(state, request, earlier)
         try:
+            if earlier is not None:
+                reused = frozenset(earlier.reused)
+            await check_references(state, tip, reused)
             return await advance_branch(state.context, branch, tip, snapshot)
+        except SessionStateError as error:
+            # A manifest that was collected is written again. A chunk cannot be.
+            missing: tuple[str, ...] = getattr(error, "missing", ())
+            if not missing or not reused.issuperset(missing) or tries == _STALE_TRIES - 1:
+                raise
         except StaleTipError as stale:
             if tries == _STALE_TRIES - 1:
                 raise
             state.rebase_to(await state.context.fetch_base(branch, stale.tip), state.changes, stale.tip)
+        if earlier is not None:
+            earlier.forget()
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -484,22 +411,16 @@ def _quotes(parent: Snapshot) -> tuple[SnapshotInfo, ...]:
     return (replace(parent.info, manifests=()), *parent.history)[:HISTORY_LENGTH]
 
 
-async def _write_during_packs(state: SessionState, request: CommitRequest) -> Snapshot:
+async def _write_during_packs(state: SessionState, request: CommitRequest, earlier: EarlierFiles | None) -> Snapshot:
     """Store chunks that are still in memory while the files that tell of them are written: no ref points at either yet.
 
     Both come to their end, also when one fails: what goes on in the background would outlive the error.
     """
     state.writer.seal_packs(state.changes)
-    if not state.writer.unstored:
-        return await write_snapshot(state, request)
-    stored, flushed = await asyncio.gather(
-        state.writer.store_packs(), write_snapshot(state, request), return_exceptions=True
-    )
-    for outcome in (stored, flushed):
-        if isinstance(outcome, BaseException):
-            raise outcome
-    assert isinstance(flushed, Snapshot)
-    return flushed
+    async with background_writes() as start:
+        if state.writer.unstored:
+            start(state.writer.store_packs())
+        return await write_snapshot(state, request, files=earlier)
 
 
 def _solver(request: CommitRequest) -> ConflictSolver:
@@ -629,15 +550,19 @@ def _base_gone(state: SessionState, tip_id: ObjectId) -> ConflictError:
 @traced("rebase")
 async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> None:
     """Rebase the changes on the tip of the branch, completely or not at all."""
-    earlier: tuple[ObjectId, list[ObjectId] | None] | None = None
+    earlier: tuple[ObjectId, list[SnapshotInfo] | None] | None = None
     for tries in range(_STALE_TRIES):
         tip = await state.context.ledger.fetch_tip(branch)
-        missed: list[ObjectId] | None = None
+        missed: list[SnapshotInfo] | None = None
         try:
-            missed = await _missed(state, branch, tip)
-            # The walk over history began with the file of the tip, as it is now.
-            state.context.ledger.note_current(branch, tip)
-            base, changes = await _carry_over(state, tip, missed, solver)
+            async with _prefetched_logs(state.context) as fetch:
+                if state.context.capabilities.transaction_logs:
+                    for snapshot_id in {tip.snapshot_id, *state.context.ledger.recall_passed(branch, state.tip)}:
+                        fetch(snapshot_id)
+                missed = await _missed(state, branch, tip)
+                # The walk over history began with the file of the tip, as it is now.
+                state.context.ledger.note_current(branch, tip)
+                base, changes = await _carry_over(state, tip, missed, solver, fetch)
         except GONE as error:
             # Others expired and collected a commit after history was walked: then the next walk does not meet it.
             if tries < _STALE_TRIES - 1 and earlier != (tip.snapshot_id, missed):
@@ -655,21 +580,91 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
         return
 
 
+@contextlib.asynccontextmanager
+async def _prefetched_logs(context: RepositoryContext) -> AsyncIterator[FetchLog]:
+    """A function that begins to fetch the log of a snapshot, once for each. What is not needed is cancelled.
+
+    Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot. So logs are
+    not taken from the cache there.
+    """
+    begun: dict[ObjectId, asyncio.Future[TransactionLog]] = {}
+    anew = not context.ledger.keeps_pruned_logs
+
+    def fetch(snapshot_id: ObjectId) -> asyncio.Future[TransactionLog]:
+        if snapshot_id not in begun:
+            begun[snapshot_id] = asyncio.ensure_future(
+                context.metadata_files.fetch_transaction_log(snapshot_id, anew=anew)
+            )
+        return begun[snapshot_id]
+
+    try:
+        yield fetch
+    finally:
+        for task in begun.values():
+            task.cancel()
+        await asyncio.gather(*begun.values(), return_exceptions=True)
+
+
 async def _carry_over(
-    state: SessionState, tip: Tip, missed: list[ObjectId], solver: ConflictSolver
+    state: SessionState, tip: Tip, missed: Sequence[SnapshotInfo], solver: ConflictSolver, fetch: FetchLog
 ) -> tuple[Snapshot, ChangeSet]:
     """The snapshot at a tip, and the changes on top of it."""
     context, base, changes = state.context, state.base, state.changes
-    for snapshot_id in reversed(missed):
-        theirs = await context.metadata_files.fetch_snapshot(snapshot_id)
-        log = await fetch_log(context, theirs, base, changes.edits.keys() | changes.parts.keys(), tip)
+    if context.capabilities.transaction_logs:
+        for info in missed[:HISTORY_LENGTH]:
+            fetch(info.id)
+    newest = await context.metadata_files.fetch_snapshot(tip.snapshot_id)
+    if not missed:
+        return newest, changes
+    at_once = await _carry_over_all(state, tip, missed, newest, fetch)
+    if at_once is not None:
+        return newest, at_once
+    ids = [info.id for info in reversed(missed)]
+    gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def fetch_snapshot(snapshot_id: ObjectId) -> Snapshot:
+        async with gate:
+            return await context.metadata_files.fetch_snapshot(snapshot_id)
+
+    for theirs in await asyncio.gather(*map(fetch_snapshot, ids)):
+        wanted = changes.edits.keys() | changes.parts.keys()
+        log = await fetch_log(context, theirs, base, wanted, tip, fetch)
         log = log_since(log, base, theirs)
         log = await drop_false_conflicts(log, base, changes, theirs, context.metadata_files)
         changes = rebase_over(base, changes, theirs, log, solver, official_rules=context.official_rules)
         base = theirs
-    if not missed:
-        base = await context.metadata_files.fetch_snapshot(tip.snapshot_id)
     return base, changes
+
+
+async def _carry_over_all(
+    state: SessionState, tip: Tip, missed: Sequence[SnapshotInfo], newest: Snapshot, fetch: FetchLog
+) -> ChangeSet | None:
+    """The changes on top of all missed commits in one step, without their snapshots.
+
+    None if something may conflict, or if the commits did more than write chunks and create nodes. Then each commit is
+    looked at by itself, because it matters in which one a conflict is.
+    """
+    context = state.context
+    if not context.capabilities.transaction_logs or context.ledger.parents_change_unseen:
+        return None
+    if any(REWRITTEN_PARENT_KEY in info.metadata for info in missed) or len(missed) > HISTORY_LENGTH:
+        return None
+    for info in missed:
+        if await context.ledger.fetch_pruned_logs(info.id, tip):
+            return None
+    try:
+        logs = await asyncio.gather(*(fetch(info.id) for info in reversed(missed)))
+    except ObjectNotFoundError:
+        return None
+    if not all(log.only_adds for log in logs):
+        return None
+    log = log_since(reduce(merge_logs, logs), state.base, newest)
+    try:
+        return rebase_over(
+            state.base, state.changes, newest, log, ConflictDetector(), official_rules=context.official_rules
+        )
+    except RebaseFailedError:
+        return None
 
 
 async def _check_base(state: SessionState, branch: str) -> None:
@@ -683,19 +678,21 @@ async def _check_base(state: SessionState, branch: str) -> None:
             return
 
 
-async def _missed(state: SessionState, branch: str, tip: Tip) -> list[ObjectId]:
+async def _missed(state: SessionState, branch: str, tip: Tip) -> list[SnapshotInfo]:
     """Commits between the base and the tip, newest first; ConflictError when the base is not among its ancestors."""
-    missed: list[ObjectId] = []
+    missed: list[SnapshotInfo] = []
     if state.context.capabilities.history_in_snapshot and state.context.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
         newest = await state.context.metadata_files.fetch_snapshot(tip.snapshot_id)
-        quoted = [newest.id, *(entry.id for entry in newest.history)]
-        if state.base.id in quoted:
-            return quoted[: quoted.index(state.base.id)]
+        for info in (newest.info, *newest.history):
+            if info.id == state.base.id:
+                return missed
+            missed.append(info)
+        missed = []
     async for info in state.context.ledger.ancestry_at(tip):
         if info.id == state.base.id:
             return missed
-        missed.append(info.id)
+        missed.append(info)
         if info.parent_id == state.base.id:
             return missed
     raise ConflictError(
@@ -714,10 +711,12 @@ async def write_snapshot(
     onto: Snapshot | None = None,
     earlier: TransactionLog | None = None,
     manifests: WrittenManifests | None = None,
+    files: EarlierFiles | None = None,
 ) -> Snapshot:
     """Write manifests, attributes, snapshot and log of the changes; no ref points at them yet.
 
-    Pass `manifests` if they are written already.
+    Pass `manifests` if they are written already, and `files` if earlier tries may have written some of the files. All
+    files are written at the same time: nobody reads them before a ref points at the snapshot.
     """
     context = state.context
     summary = summarise(state.base, state.changes)
@@ -732,14 +731,14 @@ async def write_snapshot(
     if log.moves:
         await context.ledger.check_feature("move_node")
     nodes = list(state.tree.nodes())
-    if manifests is None:
-        manifests = await write_manifests(state, summary.edits, nodes)
-    attributes = await _write_attributes(state, summary.new.keys() | summary.updated.keys())
-    snapshot = _build_snapshot(state, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
-    writes: list[Coroutine[Any, Any, object]] = [context.metadata_files.write_snapshot(snapshot)]
-    if context.format.capabilities.transaction_logs:
-        writes.append(context.metadata_files.write_transaction_log(snapshot.id, log))
-    await asyncio.gather(*writes)
+    async with background_writes() as start:
+        if manifests is None:
+            manifests = await write_manifests(state, summary.edits, nodes, start, files)
+        attributes = _write_attributes(state, summary.new.keys() | summary.updated.keys(), start, files)
+        snapshot = _build_snapshot(state, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
+        start(context.metadata_files.write_snapshot(snapshot))
+        if context.format.capabilities.transaction_logs:
+            start(context.metadata_files.write_transaction_log(snapshot.id, log))
     return snapshot
 
 
@@ -805,10 +804,10 @@ async def _list_lost(state: SessionState, earlier: TransactionLog, parent: Snaps
     return replace(earlier, updated_chunks=chunks)
 
 
-async def _write_attributes(
-    state: SessionState, changed: Container[NodeId]
+def _write_attributes(
+    state: SessionState, changed: Container[NodeId], start: Start, earlier: EarlierFiles | None
 ) -> Mapping[NodeId, tuple[bytes, AttributesRef]]:
-    """Write large attributes of changed nodes to one file; returns document and reference of each.
+    """Begin to write large attributes of changed nodes to one file; returns document and reference of each.
 
     A node that was only moved keeps its document: the log records no change of it.
     """
@@ -816,18 +815,28 @@ async def _write_attributes(
         return {}
     threshold = state.context.attributes_bytes
     rows: list[bytes] = []
-    result: dict[NodeId, tuple[bytes, AttributesRef]] = {}
-    attributes_id = new_object_id(state.context.format.capabilities.object_id_bytes)
+    stripped: dict[NodeId, bytes] = {}
     for node in state.changes.added.values():
         if node.id not in changed or node.attributes is not None or len(node.document) <= threshold:
             continue
         parts = split_attributes(node.document)
         if parts is not None and len(parts[1]) > threshold:
-            result[node.id] = (parts[0], AttributesRef(attributes_id, len(rows)))
+            stripped[node.id] = parts[0]
             rows.append(parts[1])
-    if rows:
-        await state.context.metadata_files.write_attributes(attributes_id, rows)
-    return result
+    if not rows:
+        return {}
+    attributes_id = None if earlier is None else earlier.find_attributes(rows)
+    if attributes_id is not None and earlier is not None:
+        earlier.reused.add(state.context.format.attributes_key(attributes_id))
+    else:
+        attributes_id = new_object_id(state.context.format.capabilities.object_id_bytes)
+        start(state.context.metadata_files.write_attributes(attributes_id, rows))
+        if earlier is not None:
+            earlier.add_attributes(rows, attributes_id)
+    return {
+        node_id: (document, AttributesRef(attributes_id, row))
+        for row, (node_id, document) in enumerate(stripped.items())
+    }
 
 
 def _link_nodes(

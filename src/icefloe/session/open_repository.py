@@ -1,8 +1,14 @@
-"""Create, find and open repositories of any generation; their stored configuration; writers of this process.
+"""Create, find and open repositories of any generation; stored configuration; running writers and collections.
 
 The age of a writer is measured by the clocks of its own process. Garbage collection needs the start of the writer by
 the clock of the store, because the store sets the times of objects. It subtracts the age of the writer from the present
 time of the store. So the two clocks are never compared.
+
+The record of a garbage collection is an empty object. Its name holds all information. Only the record of the last
+finished collection is kept.
+
+    icefloe/collections/<cut-off, microseconds since 1970>-<id>.running
+    icefloe/collections/<cut-off, microseconds since 1970>-<id>.done
 """
 
 from __future__ import annotations
@@ -15,8 +21,9 @@ import json
 import logging
 import math
 import random
+import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -34,12 +41,14 @@ from icefloe.errors import (
     ObjectNotFoundError,
     RepositoryExistsError,
     RepositoryNotFoundError,
+    SessionStateError,
     StorageError,
+    UnsupportedError,
     VersionMismatchError,
 )
 from icefloe.formats.config_document import decode_config, encode_config
 from icefloe.formats.contract import Format, get_format
-from icefloe.ids import new_object_id
+from icefloe.ids import ObjectId, new_object_id
 from icefloe.ledger.contract import Ledger, Tip
 from icefloe.ledger.generations import (
     DEFAULT_SPEC_VERSION,
@@ -99,6 +108,111 @@ def oldest_writer(storage: Storage) -> dt.timedelta | None:
         since.age() for session, (url, since) in list(_WRITERS.items()) if url == storage.url and session.is_running
     ]
     return max(ages, default=None)
+
+
+RECORDS = "icefloe/collections/"
+LEASE_SECONDS = 120.0
+"""A collection that did not renew its record for so long is dead, and must not delete anything any more."""
+_RENEW_SECONDS = 20.0
+LONG_SESSION_SECONDS = 1800.0
+"""If refs do not show collections with a grace period over twice this, older sessions ask for them."""
+SHORT_GRACE = dt.timedelta(seconds=2 * LONG_SESSION_SECONDS)
+_NAME = re.compile(r"(\d{20})-([0-9A-Z]+)\.(running|done)")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRecord:
+    """The record of one garbage collection."""
+
+    id: ObjectId
+    cutoff: dt.datetime
+    running: bool
+    renewed: dt.datetime | None = None
+    """When the record was last written, by the store's clock."""
+
+    @property
+    def key(self) -> str:
+        age = (self.cutoff - _EPOCH) // dt.timedelta(microseconds=1)
+        return f"{RECORDS}{max(age, 0):020d}-{self.id}.{'running' if self.running else 'done'}"
+
+
+async def list_collections(storage: Storage) -> list[CollectionRecord]:
+    """The running collections, and the last one that ended."""
+    found = []
+    try:
+        async for page in storage.list(RECORDS):
+            for item in page:
+                match = _NAME.fullmatch(item.key.removeprefix(RECORDS))
+                if match is not None:
+                    cutoff = _EPOCH + dt.timedelta(microseconds=int(match[1]))
+                    found.append(CollectionRecord(match[2], cutoff, match[3] == "running", item.last_modified))
+    except UnsupportedError:
+        pass  # no garbage collection runs in a storage that cannot be listed
+    return found
+
+
+class Announcement:
+    """The record of a running collection, renewed until the collection ends."""
+
+    def __init__(self, storage: Storage, cutoff: dt.datetime) -> None:
+        self.record = CollectionRecord(new_object_id(), cutoff, running=True)
+        self._storage = storage
+        self._renewed = monotonic_time()
+        self._renewing: asyncio.Task[None] | None = None
+        self.is_soon = True
+        """Whether objects may be deleted that are younger than long sessions."""
+
+    async def begin(self) -> None:
+        """Put the record."""
+        await self._storage.put(self.record.key, b"")
+        self._renewed = monotonic_time()
+        self._renewing = asyncio.create_task(self._renew())
+        now = (await self._storage.head(self.record.key)).last_modified
+        self.is_soon = now - self.record.cutoff < SHORT_GRACE
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_SECONDS)
+            started = monotonic_time()
+            with contextlib.suppress(StorageError):  # `check` notices when none comes through
+                await self._storage.put(self.record.key, b"")
+                self._renewed = started
+
+    def check(self) -> None:
+        """Refuse to delete when others may take the collection for dead."""
+        silent = monotonic_time() - self._renewed
+        if silent > LEASE_SECONDS / 2:
+            raise StorageError(
+                f"the garbage collection stopped, because it could not renew its announcement for {silent:.0f} "
+                "seconds. Some objects may remain. Collect again"
+            )
+
+    async def end(self, *, finished: bool) -> None:
+        """Take the record back; the one of a finished collection stays as that of the last."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if finished:
+            done = CollectionRecord(self.record.id, self.record.cutoff, running=False)
+            earlier = [each.key for each in await list_collections(self._storage) if not each.running]
+            await self._storage.put(done.key, b"")
+            await self._storage.delete([*earlier, self.record.key])
+        else:
+            await self._storage.delete([self.record.key])
+
+
+@contextlib.asynccontextmanager
+async def announced(storage: Storage, cutoff: dt.datetime) -> AsyncIterator[Announcement]:
+    """Tell of a collection while the block runs."""
+    announcement = Announcement(storage, cutoff)
+    await announcement.begin()
+    try:
+        yield announcement
+    except BaseException:
+        await announcement.end(finished=False)
+        raise
+    await announcement.end(finished=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +339,80 @@ def build_context(
         config.effective("attributes_threshold_bytes"),
         official_rules,
     )
+
+
+_WAIT_SECONDS = 600.0
+_FIRST_CHECK_PAUSE_SECONDS, _LONGEST_CHECK_PAUSE_SECONDS = 0.05, 5.0
+_REQUESTS_AT_ONCE = 32
+_MANY_OBJECTS = 5_000
+"""More objects than this are looked for in a listing of all of them."""
+
+
+async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None:
+    """Refuse references to missing objects. Wait for collections that may still delete some of them."""
+    if not keys:
+        return
+    started = monotonic_time()
+    renewed: dict[ObjectId, tuple[dt.datetime | None, float]] = {}
+    pause = _FIRST_CHECK_PAUSE_SECONDS
+    while True:
+        running = [each for each in await list_collections(context.storage) if each.running]
+        oldest = await _fetch_oldest(context, keys)
+        now = monotonic_time()
+        dangerous = []
+        for record in running:
+            seen, since = renewed.setdefault(record.id, (record.renewed, now))
+            if seen != record.renewed:
+                renewed[record.id] = (record.renewed, now)
+            elif now - since > LEASE_SECONDS:
+                continue  # its process died
+            if oldest < record.cutoff:
+                dangerous.append(record)
+        if not dangerous:
+            return
+        if now - started > _WAIT_SECONDS:
+            raise StorageError(
+                f"nothing was committed: a garbage collection of objects older than {dangerous[0].cutoff.isoformat()} "
+                f"is running, and this commit refers to an object of {oldest.isoformat()}. Commit again after the "
+                "collection"
+            )
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
+
+
+async def _fetch_oldest(context: RepositoryContext, keys: Sequence[str]) -> dt.datetime:
+    """The time of the oldest of some objects, by the store's clock. Raises SessionStateError if one is missing."""
+    times = await (_list_times(context, keys) if len(keys) > _MANY_OBJECTS else _head_times(context, keys))
+    missing = [key for key in keys if key not in times]
+    if missing:
+        raise SessionStateError(
+            f"nothing was committed: {len(missing)} of {len(keys)} objects of this commit, for example {missing[0]}, "
+            "were garbage collected while the session was open. Open a new session and write again. Use a grace period "
+            "of garbage collection that is longer than your longest session",
+            missing=tuple(missing),
+        )
+    return min(times.values())
+
+
+async def _head_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
+    gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def head(key: str) -> tuple[str, dt.datetime | None]:
+        async with gate:
+            try:
+                return key, (await context.storage.head(key)).last_modified
+            except ObjectNotFoundError:
+                return key, None
+
+    return {key: time for key, time in await asyncio.gather(*map(head, keys)) if time is not None}
+
+
+async def _list_times(context: RepositoryContext, keys: Sequence[str]) -> dict[str, dt.datetime]:
+    wanted = frozenset(keys)
+    times = await _head_times(context, [key for key in keys if not key.startswith(context.format.chunks_folder)])
+    async for page in context.storage.list(context.format.chunks_folder):
+        times.update((item.key, item.last_modified) for item in page if item.key in wanted)
+    return times
 
 
 _log = logging.getLogger("icefloe")

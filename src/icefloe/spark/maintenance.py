@@ -70,8 +70,7 @@ from icefloe.maintenance.verify_sources import (
 )
 from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
-from icefloe.session.commit import Announcement
-from icefloe.session.open_repository import RepositoryContext
+from icefloe.session.open_repository import Announcement, RepositoryContext
 from icefloe.spark.jobs import JobMeter, Target, existing_repository
 from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, arrow_frame, collect, parallelism, run_tasks, watched
 from icefloe.tables.grids import Grid, find_grid, list_grids

@@ -1,0 +1,144 @@
+"""A writer that loses a race writes little again, and many writers of one branch do not hinder each other."""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import zarr
+from tests.session.contention import LAYOUTS, prepare, run_writers
+
+import icefloe
+from icefloe import SpecVersion
+from icefloe.model.config import RepositoryConfig
+from icefloe.model.manifest_config import ARRAY_PER_MANIFEST
+from icefloe.storage.contract import Storage
+from icefloe.storage.wrappers import Operation, WrappedStorage
+
+T = TypeVar("T")
+GENERATIONS = [version.value for version in SpecVersion]
+FOLDERS = {
+    "dataset": {"snapshots": "s", "manifests": "i", "attributes": "a", "chunks": "c"},
+    "store": {"snapshots": "s", "manifests": "m", "attributes": "a", "chunks": "c"},
+}
+
+
+class RaceStorage(WrappedStorage):
+    """Does something just before the first write of a ref, and counts writes by folder, before it and after it."""
+
+    def __init__(self, inner: Storage, before_ref: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self.first: Counter[str] = Counter()
+        self.again: Counter[str] = Counter()
+        self._before_ref: Callable[[], Awaitable[None]] | None = before_ref
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
+        folder = operation.key.partition("/")[0]
+        if operation.method in ("create", "swap") and self._before_ref is not None:
+            run, self._before_ref = self._before_ref, None
+            await run()
+            self.first, self.again = self.again, self.first
+        if operation.method in ("create", "swap", "put"):
+            self.again[folder] += 1
+        return await call()
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return self
+
+
+def _make(generation: str, config: RepositoryConfig | None = None) -> Storage:
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, spec_version=generation, config=config)
+    with repo.transaction("main", message="arrays") as store:
+        for name in "ab":
+            zarr.create_array(store, name=name, shape=(64, 64), chunks=(8, 64), dtype="i8", compressors=None)[:] = 1
+    return storage
+
+
+def _commit_b(storage: Storage) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        repo = await icefloe.Repository.open_async(storage)
+        session = await repo.writable_session_async("main")
+        async_group = await zarr.api.asynchronous.open_group(session.store, mode="r+")
+        array = await async_group.getitem("b")
+        await array.setitem(slice(0, 8), np.full((8, 64), 2))  # type: ignore[union-attr]
+        await session.commit_async("the winner")
+
+    return run
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_after_a_lost_race_only_the_snapshot_its_log_and_the_ref_are_written_again(generation: str) -> None:
+    storage = _make(generation, RepositoryConfig(manifest=ARRAY_PER_MANIFEST, inline_chunk_threshold_bytes=0))
+    race = RaceStorage(storage, _commit_b(storage))
+    session = icefloe.Repository.open(race).writable_session("main")
+    array = zarr.open_array(session.store, path="a", mode="r+")
+    array[:16] = 3
+    array.attrs["long"] = "x" * 100_000
+    session.commit("the loser", rebase_with=icefloe.ConflictDetector())
+    names = FOLDERS.get(generation, {name: name for name in ("snapshots", "manifests", "attributes", "chunks")})
+    logs = {"transactions"} if "icechunk" in generation or generation == "repository" else set()
+    assert race.first[names["manifests"]] == race.first[names["chunks"]] == 1
+    refs = {"dataset": "state.json", "store": "r", "icechunk2": "repo"}.get(generation, "refs")
+    assert set(race.again) <= {names["snapshots"], refs} | logs
+    assert race.again[names["snapshots"]] == 1
+    root = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
+    assert (root["a"][:16] == 3).all() and (root["a"][16:] == 1).all() and root["a"].attrs["long"] == "x" * 100_000
+    assert (root["b"][:8] == 2).all() and (root["b"][8:] == 1).all()
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_manifest_that_the_winner_rewrote_is_merged_with_the_changes_of_the_loser(generation: str) -> None:
+    storage = _make(generation)
+    race = RaceStorage(storage, _commit_b(storage))
+    session = icefloe.Repository.open(race).writable_session("main")
+    zarr.open_array(session.store, path="a", mode="r+")[:16] = 3
+    session.commit("the loser", rebase_with=icefloe.ConflictDetector())
+    root = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
+    assert (root["a"][:16] == 3).all() and (root["a"][16:] == 1).all()
+    assert (root["b"][:8] == 2).all() and (root["b"][8:] == 1).all()
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_manifest_that_was_collected_between_two_tries_is_written_again(generation: str) -> None:
+    storage = _make(generation, RepositoryConfig(manifest=ARRAY_PER_MANIFEST, inline_chunk_threshold_bytes=1 << 20))
+
+    async def win_and_collect() -> None:
+        await _commit_b(storage)()
+        repo = await icefloe.Repository.open_async(storage)
+        later = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
+        await repo.garbage_collect_async(later, ignore_running_sessions=True)
+
+    race = RaceStorage(storage, win_and_collect)
+    session = icefloe.Repository.open(race).writable_session("main")
+    zarr.open_array(session.store, path="a", mode="r+")[:16] = 3
+    session.commit("the loser", rebase_with=icefloe.ConflictDetector())
+    root = zarr.open_group(icefloe.Repository.open(storage).readonly_session("main").store, mode="r")
+    assert (root["a"][:16] == 3).all() and (root["b"][:8] == 2).all()
+    assert icefloe.Repository.open(storage).verify().is_clean
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_thirty_two_writers_commit_half_as_fast_as_one_or_faster(layout: str) -> None:
+    alone = run_writers(prepare(layout, 32, "repository"), layout, 1, 5)
+    together = run_writers(prepare(layout, 32, "repository"), layout, 32, 2)
+    assert together.per_second >= alone.per_second / 2
+    assert statistics.median(together.tries) <= 10
+    lost = sum(together.tries) - len(together.tries)
+    assert together.counts["put snapshots"] <= len(together.tries) + lost
+    assert together.counts.total() / (len(together.tries) + lost) <= 20, "requests per try"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", [name for name in GENERATIONS if name != "repository"])
+def test_eight_writers_make_progress_together_in_every_generation(generation: str) -> None:
+    layout = "regions of one array"
+    alone = run_writers(prepare(layout, 8, generation), layout, 1, 5)
+    together = run_writers(prepare(layout, 8, generation), layout, 8, 2)
+    assert together.per_second >= alone.per_second / 3
+    assert statistics.median(together.tries) <= 10
