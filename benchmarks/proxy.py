@@ -146,7 +146,7 @@ class Proxy:
 @contextlib.contextmanager
 def proxied(endpoint_url: str, seconds: float = 0.0) -> Iterator[Proxy]:
     """A proxy in front of a server. Every request waits so many seconds before it is handed on."""
-    command = [sys.executable, "-m", "benchmarks.proxy", str(urlsplit(endpoint_url).port), str(seconds)]
+    command = [sys.executable, __file__, str(urlsplit(endpoint_url).port), str(seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdin is not None

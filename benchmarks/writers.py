@@ -1,9 +1,10 @@
 """Do many writers of one branch hinder each other?
 
-Run it by itself: `python -m benchmarks.writers [--writers 32] [--commits 2] [--latency-ms 20]`. Writers commit to distinct
-arrays, and to distinct regions of one array, on an S3 server behind a proxy that delays every request. Both libraries
-do the same, one after the other. The table compares commits per second with those of one writer alone, and shows how
-many tries a commit took and how many requests one lost try costs.
+Run it by itself: `python -m benchmarks.writers [--writers 32] [--commits 2] [--latency-ms 20]`. Writers commit to
+distinct arrays, and to distinct regions of one array, on an S3 server behind a proxy that delays every request. Both
+libraries do the same, one after the other. The table compares commits per second with those of one writer alone. It
+shows how many tries a commit took and how many requests one lost try costs. If the processors are busy, the table shows
+how fast they are: `tests/session/test_lost_races.py` measures the same on simulated time.
 """
 
 from __future__ import annotations
@@ -66,9 +67,8 @@ def prepare(library: Any, storage: Any, layout: str, writers: int, **options: An
     session.commit("arrays")
 
 
-def commit_repeatedly(library: Any, repo: Any, layout: str, writer: int, numbers: range) -> list[int]:
-    """Commit one element for every number; returns the tries of each commit."""
-    tries = []
+def commit_repeatedly(library: Any, repo: Any, layout: str, writer: int, numbers: range) -> None:
+    """Commit one element for every number."""
     for number in numbers:
         session = repo.writable_session("main")
         if layout == "distinct arrays":
@@ -76,8 +76,6 @@ def commit_repeatedly(library: Any, repo: Any, layout: str, writer: int, numbers
         else:
             zarr.open_array(session.store, path="a", mode="r+")[writer, number] = writer
         session.commit(f"{writer} {number}", rebase_with=library.ConflictDetector(), rebase_tries=10_000)
-        tries.append(number)
-    return tries
 
 
 def run_writers(library: Any, storages: list[Any], layout: str, commits: int, proxy: Proxy) -> Contended:
@@ -125,7 +123,7 @@ def main() -> None:
     parser.add_argument("--generations", nargs="*", default=["repository"])
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS))
     given = parser.parse_args()
-    console = Console()
+    console = Console(width=160)
     table = Table("layout", "library", "1 writer, commits/s", f"{given.writers} writers, commits/s", "share")
     for name in ("tries, median", "most", "requests per lost try", "writes per lost try", "CPU ms per commit"):
         table.add_column(name, justify="right")
@@ -163,9 +161,7 @@ def measure(
     """One writer alone, then many."""
     library = importlib.import_module(name)
     if name == "icefloe":
-        from icefloe.session.session import Session
-
-        Session._records_rebases = True  # only the drop-in records them
+        library.Session._records_rebases = True  # only the drop-in records them
     bucket = server.make_bucket()
     options = {} if generation is None else {"spec_version": generation}
     prepare(library, open_storage(library, server, proxy, bucket), layout, given.writers, **options)

@@ -9,8 +9,8 @@ Modules
   the branch.
 - `fork`: Forks and parts: the results of the workers of a distributed write, and how a session merges them.
 - `keyspace`: A session seen as Zarr keys: what a key names, and which keys there are.
-- `open_repository`: Create, find and open repositories of any generation; their stored configuration; writers of
-  this process.
+- `open_repository`: Create, find and open repositories of any generation; stored configuration; running writers and
+  collections.
 - `rebase`: Rebase a change set over commits that were made in the meantime: conflicts, solvers, false conflicts.
 - `references`: Set virtual references and move chunks within an array, without touching their bytes.
 - `session`: The classes `Session` and `ForkSession`: a view of one snapshot, and the changes made on top of it.

@@ -1,0 +1,43 @@
+"""Common operations on S3 take fewer requests than with the official package."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.proxy import proxied
+from benchmarks.requests import measure
+from tests.servers.s3 import S3Server
+
+import icefloe
+
+OFFICIAL_IS_AHEAD = {"open, expire 12 commits"}
+"""An expiry merges the logs of expired commits, which the official package does not read."""
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_every_operation_takes_fewer_requests_than_in_the_official_package(ministack: S3Server) -> None:
+    official = pytest.importorskip("icechunk")
+    with proxied(ministack.endpoint_url) as proxy:
+        theirs = measure(official, ministack, proxy)
+        ours = measure(icefloe, ministack, proxy)
+        shared = measure(icefloe, ministack, proxy, "icechunk2")
+    for name in theirs.keys() - OFFICIAL_IS_AHEAD:
+        assert ours[name].total < theirs[name].total, name
+        assert shared[name].total < theirs[name].total, name
+
+
+@pytest.mark.s3
+def test_requests_of_common_operations_do_not_grow(ministack: S3Server) -> None:
+    most = {
+        "open": 4,
+        "open, read one chunk": 6,
+        "open, read 100 neighbours": 6,
+        "open, list 21 arrays": 4,
+        "small commit": 7,
+        "open, create a tag, list tags, read it": 10,
+        "open, expire 12 commits": 75,
+        "open, collect garbage": 60,
+    }
+    with proxied(ministack.endpoint_url) as proxy:
+        found = {name: counts.total for name, counts in measure(icefloe, ministack, proxy).items()}
+    assert {name: count for name, count in found.items() if count > most[name]} == {}
