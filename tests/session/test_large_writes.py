@@ -193,3 +193,18 @@ def test_snapshots_are_compared_without_the_manifests_that_both_have(spec_versio
     log = run_blocking(compare_snapshots(old, new, files))
     assert [coords.tolist() for coords in log.updated_chunks.values()] == [[[7, 7]]]
     assert storage.counts.total.requests <= 4
+
+
+@pytest.mark.parametrize("spec_version", ["repository", "icechunk2"])
+def test_a_manifest_of_many_arrays_is_read_a_few_times_and_not_for_every_array(spec_version: str) -> None:
+    storage = CountingStorage(icefloe.in_memory_storage())
+    repo = icefloe.Repository.create(storage, spec_version=spec_version)
+    session = repo.writable_session("main")
+    for number in range(60):
+        zarr.create_array(session.store, name=f"a{number}", shape=4, chunks=1, dtype="i4")[:] = number + 1
+    session.commit("arrays")
+    manifests = len(repo.list_manifest_files(repo.lookup_branch("main")))
+    storage.counts.reset()
+    assert icefloe.Repository.open(storage).verify().is_clean
+    assert manifests <= 2
+    assert storage.counts.total.requests < 45

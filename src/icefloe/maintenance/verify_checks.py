@@ -28,6 +28,7 @@ from icefloe.session.ancestry import (
     changed_batches,
     compare_nodes,
     compare_snapshots,
+    group_by_manifest,
     is_cut_off,
     join_logs,
     merge_logs,
@@ -380,15 +381,20 @@ async def _find_unlogged_chunks(
 ) -> str | None:
     """Changed chunks that are missing in the log. Of a large array, one part of its grid is in memory at a time."""
     lookup = ChunkLookup(uncached.metadata_files)
-    for was, now in suspected_arrays(parent, snapshot):
+
+    async def find(was: ArrayNode | None, now: ArrayNode) -> npt.NDArray[np.uint32]:
         parts = []
         async for coords in changed_batches(was, now, lookup):
             # Chunks outside of the grid were lost when the array became smaller. Its document shows that.
             parts.append(_unlogged_chunks(logged, now.id, coords[rows_below(coords, now.grid)]))
-        unlogged = np.concatenate([np.empty((0, len(now.grid)), dtype=np.uint32), *parts])
-        # Chunks may only have been moved, if the commit of a compaction in between has expired.
-        if len(unlogged) and (was is None or not await _hold_the_same(uncached, was, now, unlogged)):
-            return f"{len(unlogged)} changed chunks are not in the log"
+        return np.concatenate([np.empty((0, len(now.grid)), dtype=np.uint32), *parts])
+
+    for group in group_by_manifest(suspected_arrays(parent, snapshot)):
+        found = await asyncio.gather(*(find(was, now) for was, now in group))
+        for (was, now), unlogged in zip(group, found, strict=True):
+            # Chunks may only have been moved, if the commit of a compaction in between has expired.
+            if len(unlogged) and (was is None or not await _hold_the_same(uncached, was, now, unlogged)):
+                return f"{len(unlogged)} changed chunks are not in the log"
     return None
 
 

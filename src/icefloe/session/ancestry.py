@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.contract import Tip
-from icefloe.manifests.cells import intersect
+from icefloe.manifests.cells import Boxes, box_array, in_box, intersect, to_extents
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import (
@@ -198,25 +200,38 @@ async def compare_snapshots(
     """
     log = compare_nodes(old, new)
     suspects = [(was, now) for was, now in suspected_arrays(old, new) if chunks or was is None]
-    lookup, limit = ChunkLookup(metadata_files), asyncio.Semaphore(_ARRAYS_AT_ONCE)
+    lookup, limit = ChunkLookup(metadata_files), asyncio.Semaphore(_GROUPS_AT_ONCE)
 
-    async def compare(was: ArrayNode | None, now: ArrayNode) -> npt.NDArray[np.uint32]:
+    async def compare(group: Sequence[ArrayPair]) -> list[npt.NDArray[np.uint32]]:
         async with limit:
-            return await _changed_chunks(was, now, lookup)
+            return await asyncio.gather(*(_changed_chunks(was, now, lookup) for was, now in group))
 
-    columns = await asyncio.gather(*(compare(was, now) for was, now in suspects))
-    changed = {now.id: coords for (_, now), coords in zip(suspects, columns, strict=True) if len(coords)}
-    return replace(log, updated_chunks=changed)
-
-
-_ARRAYS_AT_ONCE = 16
-"""Arrays that are compared at the same time. Each has some manifests in memory."""
+    groups = group_by_manifest(suspects)
+    columns = chain.from_iterable(await asyncio.gather(*map(compare, groups)))
+    pairs = zip(chain.from_iterable(groups), columns, strict=True)
+    return replace(log, updated_chunks={now.id: coords for (_, now), coords in pairs if len(coords)})
 
 
-def suspected_arrays(old: Snapshot, new: Snapshot) -> list[tuple[ArrayNode | None, ArrayNode]]:
+ArrayPair: TypeAlias = tuple[ArrayNode | None, ArrayNode]
+"""An array in an earlier and in a later snapshot. None if it is new."""
+
+_GROUPS_AT_ONCE = 16
+"""Groups of arrays that are compared at the same time. Each has some manifests in memory."""
+
+
+def group_by_manifest(pairs: Iterable[ArrayPair]) -> list[list[ArrayPair]]:
+    """Arrays with a common first manifest together. If they are compared at the same time, it is read once for all."""
+    groups: dict[ObjectId | None, list[ArrayPair]] = {}
+    for was, now in pairs:
+        refs = now.manifests or (was.manifests if was is not None else ())
+        groups.setdefault(refs[0].manifest_id if refs else None, []).append((was, now))
+    return list(groups.values())
+
+
+def suspected_arrays(old: Snapshot, new: Snapshot) -> list[ArrayPair]:
     """The arrays whose chunks may differ in two snapshots, as they were and as they are. None if the array is new."""
     before = {node.id: node for node in old.nodes.values()}
-    found: list[tuple[ArrayNode | None, ArrayNode]] = []
+    found: list[ArrayPair] = []
     for now in new.nodes.values():
         was = before.get(now.id)
         if isinstance(now, ArrayNode):
@@ -298,12 +313,28 @@ async def chunks_in_boxes(
     for node in snapshot.nodes.values():
         if node.id in wanted and isinstance(node, ArrayNode):
             boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ())]
-            parts = []
-            for slab in lookup.slabs(node):
-                here = [intersect(slab, box) for box in dict.fromkeys(boxes) if len(box) == len(slab)]
-                parts.append(_union([(await lookup.table(node, box)).coords for box in here]))
-            found[node.id] = np.concatenate([np.empty((0, len(node.grid)), dtype=np.uint32), *parts])
+            found[node.id] = await _chunks_inside(
+                node, box_array([b for b in boxes if len(b) == len(node.grid)], len(node.grid)), lookup
+            )
     return found
+
+
+async def _chunks_inside(node: ArrayNode, boxes: Boxes, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
+    """The chunks of an array that lie in at least one of many boxes, in order."""
+    parts = [np.empty((0, len(node.grid)), dtype=np.uint32)]
+    for slab in lookup.slabs(node):
+        low, high = np.array(slab, dtype=np.int64).reshape(len(slab), 2).T
+        near = boxes[((boxes[:, :, 0] < high) & (low < boxes[:, :, 1])).all(axis=1)]
+        if not len(near):
+            continue
+        coords = (await lookup.table(node, slab)).coords
+        inside = np.zeros(len(coords), dtype=np.bool_)
+        for box in near:
+            # Rows are in order, so that a box concerns a few neighbouring ones.
+            first, end = (0, len(coords)) if not len(box) else np.searchsorted(coords[:, 0], box[0])
+            inside[first:end] |= in_box(coords[first:end], to_extents(box))
+        parts.append(coords[inside])
+    return np.concatenate(parts)
 
 
 def diff_from_logs(
