@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import zarr
+from pyspark import TaskContext
 
 from icefloe import Repository, s3_storage
 from icefloe.errors import InvalidInputError, StorageError
@@ -149,3 +151,28 @@ def test_an_interrupt_cancels_the_job_and_leaves_the_session_clean(
     assert time.monotonic() - before < 50
     assert run_tasks(spark, SparkJob(lambda n: n, "still works"), [5]) == [5]
     assert not (tmp_path / "finished").exists()
+
+
+def test_a_task_receives_its_own_payload_and_not_those_of_others(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Spark sends to every task does not grow with the payloads, and no task gets two of them."""
+    sent: list[int] = []
+    worker = tasks._worker
+
+    def measured(function: bytes) -> Any:
+        made = worker(function)
+        sent.append(len(cloudpickle.dumps(made)))
+        return made
+
+    monkeypatch.setattr(tasks, "_worker", measured)
+
+    def describe(payload: bytes) -> tuple[int, bytes]:
+        context = TaskContext.get()
+        assert context is not None
+        return context.partitionId(), payload[:4]
+
+    for size in (10, 200_000):
+        payloads = [number.to_bytes(4, "big") + bytes(size) for number in range(24)]
+        found = run_tasks(spark, SparkJob(describe, "describing"), payloads)
+        assert [head for _, head in found] == [payload[:4] for payload in payloads]
+        assert sorted(partition for partition, _ in found) == list(range(24))
+    assert max(sent) - min(sent) < 100 and max(sent) < 20_000

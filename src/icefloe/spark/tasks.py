@@ -54,7 +54,10 @@ TASKS_PER_CORE = 3
 """Tasks per core. With several, no core is idle for long at the end."""
 WAVE_TASKS = 4096
 WAVE_BYTES = 32 << 20
-"""Payloads are sent with the function to every task, so a Spark job has at most this many, and this many bytes."""
+"""The driver holds the payloads of a Spark job as rows of a table, so a job has at most this many, and this many bytes.
+
+A task receives its own row. The function, which every task receives, is sent without payloads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
 
 
 def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[Any]:
-    frame = spark.range(0, len(packed), 1, len(packed)).mapInArrow(_worker(function, packed), _SCHEMA)
+    frame = one_row_per_task(spark, packed).mapInArrow(_worker(function), _SCHEMA)
     # A direct action, so that no later stage can run these tasks again.
     table = collect(frame, description)
     outcomes: list[Any] = [None] * len(packed)
@@ -214,6 +217,17 @@ def _unpack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
             yield from pa.ipc.open_stream(data.as_buffer())
 
 
+def one_row_per_task(spark: SparkSession, packed: list[bytes]) -> DataFrame:
+    """A table with a row for each payload, every row in a partition of its own.
+
+    Spark looks at all rows to find the ranges, because it samples a hundred for each partition. Numbers that differ are
+    in different ranges then. The shuffle moves every payload once, to the task that works on it. The optimizer would
+    remove a `coalesce(1)` in front of a plain `repartition`, which would then put two rows into some partitions.
+    """
+    rows = pa.table({"task": pa.array(range(len(packed)), pa.int64()), "payload": pa.array(packed, pa.binary())})
+    return arrow_frame(spark, rows).repartitionByRange(len(packed), "task")
+
+
 def collect(frame: DataFrame, description: str) -> pa.Table:
     """The rows of a DataFrame. Errors of Spark are translated."""
     try:
@@ -224,14 +238,14 @@ def collect(frame: DataFrame, description: str) -> pa.Table:
         raise StorageError(f"{description} failed on Spark: {reason_of(error)}") from error
 
 
-def _worker(function: bytes, payloads: list[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _worker(function: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3")
         run = pickle.loads(function)
         for batch in batches:
-            for task in batch.column(0).to_pylist():
+            for task, payload in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 try:
-                    outcome = run(pickle.loads(payloads[task]))
+                    outcome = run(pickle.loads(payload))
                 except FINAL_ERRORS as error:
                     outcome = TaskFailure(error)
                 yield pa.RecordBatch.from_pydict({"task": [task], "outcome": [cloudpickle.dumps(outcome)]})
