@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 from tests.tables.query_generator import QueryGenerator, make_repository, oracle, same_rows
 
+import icefloe
 from icefloe.errors import InvalidInputError
 from icefloe.spark import sql
-from icefloe.spark.table import prepare_query
+from icefloe.spark.table import prepare_query, run_query
 from icefloe.spark.tasks import arrow_table
 
 pytestmark = pytest.mark.spark
@@ -62,6 +66,32 @@ def test_a_condition_on_coordinates_reads_only_its_chunks(spark: Any, world: Any
     assert relation.scan is not None and (relation.scan.chunks, relation.scan.total_chunks) == (3, 36)
     [relation] = prepare_query(spark, repo, session, "select lat, avg(t2m) from t2m group by lat").relations
     assert relation.work is not None
+
+
+def test_chunks_outside_of_a_condition_are_never_fetched(spark: Any, tmp_path: Path) -> None:
+    """Every object of another chunk is removed. A query that asked for one of them would fail."""
+    repo = icefloe.Repository.create(str(tmp_path / "repo"))
+    values = np.random.default_rng(0).random((8, 400))
+    with repo.transaction("main", message="array") as store:
+        names = ["y", "x"]
+        zarr.create_array(store, name="v", shape=values.shape, chunks=(2, 400), dtype="f8", dimension_names=names)
+    for row in range(0, 8, 2):  # the chunks of one commit are in one object
+        with repo.transaction("main", message="rows") as store:
+            zarr.open_array(store, path="v")[row : row + 2] = values[row : row + 2]
+    rows = icefloe.sql(repo, "select coords, object from chunks where path = '/v'").to_pylist()
+    kept = {row["object"] for row in rows if row["coords"][0] == 1}
+    removed = {row["object"] for row in rows} - kept
+    assert len(rows) == 4 and len(kept) == 1 and len(removed) == 3
+    for name in removed:
+        (tmp_path / "repo" / name).unlink()
+    total = arrow_table(sql(spark, repo, "select sum(v) as s from v where y between 2 and 3")).to_pylist()
+    assert total == [{"s": pytest.approx(values[2:4].sum())}]
+    found = arrow_table(sql(spark, repo, "select * from v where y = 3 and x > 1 order by x"))
+    assert found.column("v").to_pylist() == values[3, 2:].tolist()
+    joined = "select count(*) as n from v a join v b on a.x = b.x where a.y = 2 and b.y = 3 and a.v < b.v"
+    assert arrow_table(sql(spark, repo, joined)).to_pylist() == [{"n": int((values[2] < values[3]).sum())}]
+    with pytest.raises(InvalidInputError):
+        run_query(sql(spark, repo, "select * from v where y < 2"))
 
 
 def test_a_wrong_query_is_refused_in_one_line(spark: Any, world: Any) -> None:
