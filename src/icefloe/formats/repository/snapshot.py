@@ -7,6 +7,7 @@ compact layout of early snapshots. A document with another layout is stored whol
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import math
 import re
@@ -120,8 +121,12 @@ def parse_time(text: str) -> dt.datetime:
         raise FormatError(f"{text!r:.80} is not a time: {error}") from error
 
 
+@functools.lru_cache(maxsize=1024)
 def format_time(moment: dt.datetime) -> str:
-    """RFC 3339 in UTC with as many fraction digits as needed: 0, 3 or 6."""
+    """RFC 3339 in UTC with as many fraction digits as needed: 0, 3 or 6.
+
+    Every snapshot repeats the times of its newest ancestors, so they are formatted once.
+    """
     text = moment.astimezone(dt.UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
     whole, _, fraction = text.partition(".")
     if fraction == "000000":
