@@ -68,7 +68,7 @@ def test_an_inventory_with_other_columns_is_refused(spark, tmp_path: Path) -> No
     from icefloe.spark import maintenance
 
     past = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository", commits=1)
-    with pytest.raises(icefloe.InvalidInputError, match="no size, last_modified"):
+    with pytest.raises(icefloe.InvalidInputError, match="no column size, last_modified"):
         maintenance.collect_garbage(spark, past.repo, now(), inventory=pa.table({"key": ["chunks/x"]}))
 
 

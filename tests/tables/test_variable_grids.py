@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,11 +102,41 @@ def test_rows_and_overviews_of_months_are_refused() -> None:
         pyramid_local(repository, "t", 1)
 
 
+_JOBS = """
+import sys
+import numpy as np, zarr
+from icefloe import Repository
+from icefloe.spark import connect, map_blocks, rechunk, reduce, table
+
+repo, spark = Repository.open(sys.argv[1]), connect("local[2,2]", quick_start=True)
+values = zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")[:]
+assert np.allclose(reduce(spark, repo, "mean", "time", variables=["t"]).t, values.mean(0))
+assert np.isclose(table(spark, repo, variables="t").selectExpr("sum(t)").head()[0], values.sum())
+map_blocks(spark, repo, lambda block: block * 2, repo, variables=["t"], target_group="twice")
+rechunk(spark, repo, {"time": 45, "y": 4, "x": 6}, variables=["t"])
+store = repo.readonly_session("main").store
+assert np.array_equal(zarr.open_array(store, path="twice/t", mode="r")[:], values * 2)
+array = zarr.open_array(store, path="t", mode="r")
+assert array.chunks == (45, 4, 6) and np.array_equal(array[:], values)
+spark.stop()
+"""
+
+
+@needs_grids
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.usefixtures("enabled")
+def test_jobs_on_months_equal_numpy(tmp_path: Path) -> None:
+    """In a process of its own, because the workers of Spark need the variable when they start."""
+    _repository([MONTHS, [4], [3, 2, 1]], icefloe.local_filesystem_storage(tmp_path / "repo"))
+    variables = {**os.environ, "ZARR_ARRAY__RECTILINEAR_CHUNKS": "True"}
+    subprocess.run([sys.executable, "-c", _JOBS, str(tmp_path / "repo")], env=variables, check=True)
+
+
 @needs_grids
 @pytest.mark.spark
 @pytest.mark.usefixtures("enabled")
-def test_jobs_on_months_equal_numpy_or_are_refused(spark: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver reads months. The workers of this session were started without the variable of zarr, and say so."""
+def test_copies_of_months_are_refused_and_a_new_grid_is_regular(spark: Any, tmp_path: Path) -> None:
     from icefloe.spark import copy, rechunk
     from icefloe.spark.copy import CopySelection, plan_copy
 
@@ -118,7 +152,7 @@ def test_jobs_on_months_equal_numpy_or_are_refused(spark: Any, tmp_path: Any, mo
     assert json.loads(array.document)["chunk_grid"]["name"] == "regular"
 
 
-def test_a_grid_that_this_zarr_does_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_that_this_zarr_does_not_read_is_named() -> None:
     repository = Repository.create(icefloe.in_memory_storage())
     session = repository.writable_session("main")
     zarr.create_array(session.store, name="t", shape=(6,), chunks=(6,), dtype="f8", dimension_names=["x"])

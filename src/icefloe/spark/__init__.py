@@ -15,11 +15,11 @@ Modules
 - `partial_results`: Partial results of reductions: computed per chunk or block, merged as a tree.
 - `publish`: Write, audit, publish: checks of a staging branch before its changes reach the target branch.
 - `reduce`: Reduce whole arrays over named dimensions.
-- `source`: The Spark data source `icefloe`, the SQL table function `icefloe_scan`, and streams into and out of
-  arrays.
+- `source`: The Spark data source `icefloe` for tables and streams, and the SQL table function `icefloe_scan`.
 - `table`: Arrays as DataFrames, temporary views, and SQL queries that are planned before Spark runs them.
 - `tasks`: Run Python functions as Spark tasks, with a progress bar, and write one session from many tasks.
-- `write`: Write rows of a DataFrame into arrays.
+- `write`: Write rows and streams of rows into arrays. The rows are shuffled, so that one task has all rows of a
+  chunk.
 """
 
 import sys
