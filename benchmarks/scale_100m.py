@@ -322,7 +322,7 @@ def run_all(layouts: list[str], sizes: list[int], steps: list[str], store: Path 
                         print(f"{LAYOUTS[layout]}, {count:,}: {step}: failed\n{done.stderr[-2000:]}", flush=True)
                         break
                     told = json.loads(done.stdout.strip().splitlines()[-1])
-                    told["load"] = os.getloadavg()[0]
+                    told["load"], told["commit"] = os.getloadavg()[0], report.commit()
                     results[f"{layout}/{count}/{step}"] = told
                     print(f"{LAYOUTS[layout]:>12} {count:>12,}  {step:<30} {_line(told)}", flush=True)
                     if store is not None:
@@ -331,7 +331,7 @@ def run_all(layouts: list[str], sizes: list[int], steps: list[str], store: Path 
 
 
 def _line(told: dict[str, Any]) -> str:
-    extra = {name: round(value, 1) for name, value in told.items() if name not in (*MEASURED, "load")}
+    extra = {name: round(value, 1) for name, value in told.items() if name not in (*MEASURED, "load", "commit")}
     return (
         f"{told['seconds']:8.2f} s {told['cpu_seconds']:8.2f} CPU s {told['peak_mb']:7.0f} MB {told['requests']:7,} "
         f"requests {told['sent_mb']:8.2f} MB sent {told['received_mb']:8.2f} MB received {extra or ''}"
@@ -396,9 +396,10 @@ def draw_growth(results: Results, target: Path) -> None:
 def publish(results: Results, load: tuple[float, float, float]) -> None:
     """Write the table and the picture of the page."""
     loads = [told["load"] for told in results.values()]
+    commits = sorted({told.get("commit", "unknown") for told in results.values()})
     text = (
         f"{report.where_measured(load)} Other programs ran at the same time: the load was between {min(loads):.1f} and "
-        f"{max(loads):.1f}. Each step ran once.\n\n{table_of(results)}\n\n"
+        f"{max(loads):.1f}. Each step ran once, at commit {', '.join(commits)}.\n\n{table_of(results)}\n\n"
         "![Seconds and memory of each step over the number of references](images/growth.svg)"
     )
     report.replace_block(report.PAGE, "growth", text)

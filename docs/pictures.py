@@ -11,6 +11,7 @@ import asyncio
 import datetime as dt
 import io
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from benchmarks import report
+from benchmarks import report, scale_100m
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -257,6 +258,11 @@ def draw_speed(_: Archive, target: Path) -> None:
 def draw_ratios(_: Archive, target: Path) -> None:
     """The table of `python3 dev.py bench` as bars."""
     report.draw_ratios(report.read_table(report.read_block(report.PAGE, "ratios")), target)
+
+
+def draw_growth(_: Archive, target: Path) -> None:
+    """The measurements of `python -m benchmarks.scale_100m` as lines."""
+    scale_100m.draw_growth(json.loads(scale_100m.FIGURES.read_text()), target)
 
 
 def draw_durability(_: Archive, target: Path) -> None:
@@ -497,6 +503,7 @@ PICTURES: dict[str, Callable[[Archive, Path], None]] = {
     "sizes.svg": draw_sizes,
     "speed.svg": draw_speed,
     "ratios.svg": draw_ratios,
+    "growth.svg": draw_growth,
     "durability.svg": draw_durability,
     "terminal-history.svg": draw_terminal_history,
     "terminal-info.svg": draw_terminal_info,
