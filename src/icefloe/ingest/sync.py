@@ -656,12 +656,12 @@ def _cut(plan: SyncPlan, batch: int) -> list[set[str]]:
 
     The first batch also has everything that changed.
     """
-    starts: dict[str, int] = {}
+    starts: dict[str, Index] = {}
     for url in plan.sources.added:
-        extents = [each.extent for each in plan.catalogue.sources[url].placed.values() if each.extent]
-        starts[url] = min((next(iter(extent.values()))[0] for extent in extents), default=0)
+        extents = [each.extent.values() for each in plan.catalogue.sources[url].placed.values()]
+        starts[url] = min((tuple(first for first, _ in extent) for extent in extents), default=())
     batches: list[set[str]] = [set()]
-    last: int | None = None
+    last: Index | None = None
     for url in sorted(starts, key=lambda url: starts[url]):
         if len(batches[-1]) >= batch and starts[url] != last:
             batches.append(set())

@@ -455,7 +455,7 @@ def staging_branch(
     Its name is derived from the sources, the options and the snapshot of the target. The same call finds it again.
     """
     tip = repository.lookup_branch(branch)
-    digest = hashlib.blake2b(f"{branch}\0{tip}\0{options!r}\0".encode(), digest_size=6)
+    digest = hashlib.blake2b(f"{branch}\0{tip}\0{options.identity()}\0".encode(), digest_size=6)
     for each in sorted(map(fingerprint, files)):
         digest.update(each)
     name = f"{PREFIX}{digest.hexdigest()}"
