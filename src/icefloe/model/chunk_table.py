@@ -7,6 +7,7 @@ such a matrix. That takes fifty times as long as iterating over the columns.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
@@ -514,6 +515,15 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
         # All ids have eight bytes, so that they sort like numbers.
         ids = np.frombuffer(b"".join(self.nodes), dtype=">u8")
         return self if bool((ids[1:] > ids[:-1]).all()) else self.select(np.argsort(ids).astype(np.int64))
+
+    def by_rank(self) -> Iterator[tuple[Sequence[NodeId], Numbers, ChunkTable]]:
+        """Neighbouring arrays of the same rank as one table: the arrays, the number of rows of each, all rows."""
+        bounds = np.concatenate([[0], np.cumsum(self.counts)])
+        cuts = [0, *(np.flatnonzero(np.diff(self.ndims)) + 1).tolist(), len(self.nodes)]
+        for first, end in itertools.pairwise(cuts):
+            if first < end:
+                rows = cut_out(self.rows, int(bounds[first]), int(bounds[end]), int(self.ndims[first]))
+                yield self.nodes[first:end], self.counts[first:end], rows
 
     def array_of_row(self) -> Numbers:
         """Per row, the index of its array in `nodes`."""

@@ -26,7 +26,7 @@ from icefloe.formats.dataset.parquet import (
     write_parquet,
 )
 from icefloe.ids import NODE_ID_BYTES, NodeId, decode_base32_column, encode_base32_column, text_length
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, ChunkTables, string_column
 from icefloe.model.snapshot import Manifest
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -144,19 +144,33 @@ def manifest_schema(length: pa.DataType | None = None) -> pa.Schema:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The Parquet file of a manifest."""
-    tables = sorted((array_number(node), table) for node, table in manifest.tables.items() if len(table))
+    tables = list(_joined_tables(manifest))
     wide = any(int(table.length.max()) > 0xFFFFFFFF for _, table in tables)
     schema = manifest_schema(pa.uint64() if wide else None)
     batches: list[pa.RecordBatch] = []
     first_row = 0
-    for number, table in tables:
+    for numbers, table in tables:
         for rows in _slices(table):
-            batches.append(_batch(number, table, rows, first_row, schema))
+            batches.append(_batch(numbers[rows], table, rows, first_row, schema))
             first_row += rows.stop - rows.start
     metadata = {COORD_KEY: b"ov1", MANIFEST_KEY: manifest.id.encode()}
     if wide:
         metadata[WIDENED_KEY] = b"length"
     return write_parquet(pa.Table.from_batches(batches, schema), ROW_GROUP_ROWS, metadata, _REPEATING)
+
+
+def _joined_tables(manifest: Manifest) -> Iterator[tuple[npt.NDArray[np.uint32], ChunkTable]]:
+    """The references in the order of array numbers, and the number of the array of each row.
+
+    Thousands of small arrays come as few tables.
+    """
+    if isinstance(manifest.tables, ChunkTables):
+        for nodes, counts, table in manifest.tables.by_id().by_rank():
+            yield np.repeat(np.array([array_number(node) for node in nodes], dtype=np.uint32), counts), table
+        return
+    tables = {array_number(node): table for node, table in manifest.tables.items() if len(table)}
+    for number, table in sorted(tables.items(), key=lambda item: item[0]):
+        yield np.full(len(table), number, dtype=np.uint32), table
 
 
 def array_number(node_id: NodeId) -> int:
@@ -181,7 +195,9 @@ def _slices(table: ChunkTable) -> Iterator[slice]:
         start = stop
 
 
-def _batch(number: int, table: ChunkTable, rows: slice, first_row: int, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(
+    numbers: npt.NDArray[np.uint32], table: ChunkTable, rows: slice, first_row: int, schema: pa.Schema
+) -> pa.RecordBatch:
     kind, count = table.kind[rows], rows.stop - rows.start
     if (kind > ChunkKind.VIRTUAL).any():
         raise InvalidInputError("a manifest can only contain inline, native and virtual chunks, not deletions")
@@ -195,7 +211,7 @@ def _batch(number: int, table: ChunkTable, rows: slice, first_row: int, schema: 
     coord_data, coord_offsets = encode_coords(table.coords[rows])
     columns = [
         pa.array(np.arange(first_row, first_row + count, dtype=np.uint32)),
-        pa.array(np.full(count, number, dtype=np.uint32)),
+        pa.array(numbers),
         _binary(coord_data, coord_offsets, pa.binary(), None),
         _inline_column(table, rows, inline),
         _chunk_file_column(table, rows),

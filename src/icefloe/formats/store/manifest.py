@@ -41,7 +41,7 @@ from icefloe.formats.store.snapshot import (
     read_manifest,
 )
 from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, string_column
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, ChunkTables, string_column
 from icefloe.model.snapshot import Manifest
 
 _START = re.compile(rb'\{"id":\[([0-9]{1,3}(?:,[0-9]{1,3}){15})\],"chunks":\{')
@@ -114,7 +114,7 @@ def _read_block(text: npt.NDArray[np.uint8], count: int, rank: int) -> npt.NDArr
     return numbers
 
 
-def _add_tables(numbers: npt.NDArray[np.uint64], rank: int, tables: dict[NodeId, ChunkTable]) -> bool:
+def _add_tables(numbers: npt.NDArray[np.uint32], rank: int, tables: dict[NodeId, ChunkTable]) -> bool:
     """Split rows into tables by node. Returns False if rows are not in order."""
     for low, high in _runs(numbers[:, 0].astype(np.int64)):
         rows = numbers[low:high]
@@ -149,12 +149,25 @@ Rows = npt.NDArray[np.intp]
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode a manifest as JSON. Entries are sorted by node number and coordinates."""
-    tables = sorted(((node_number(node), table) for node, table in manifest.tables.items()), key=lambda item: item[0])
-    text = b"".join(block for number, table in tables for block in _encode_table(number, table))
+    text = b"".join(block for numbers, table in _joined_tables(manifest) for block in _encode_table(numbers, table))
     return b'{"id":' + dump_json(dump_object_id(manifest.id)) + b',"chunks":{' + text[:-1] + b"}}"
 
 
-def _encode_table(number: int, table: ChunkTable) -> Iterator[bytes]:
+def _joined_tables(manifest: Manifest) -> Iterator[tuple[npt.NDArray[np.uint32], ChunkTable]]:
+    """The references in the order of node numbers, and the number of the node of each row.
+
+    Thousands of small arrays come as few tables.
+    """
+    if isinstance(manifest.tables, ChunkTables):
+        for nodes, counts, table in manifest.tables.by_id().by_rank():
+            yield np.repeat(np.array([node_number(node) for node in nodes], dtype=np.uint32), counts), table
+        return
+    tables = {node_number(node): table for node, table in manifest.tables.items()}
+    for number, table in sorted(tables.items(), key=lambda item: item[0]):
+        yield np.full(len(table), number, dtype=np.uint32), table
+
+
+def _encode_table(numbers: npt.NDArray[np.uint32], table: ChunkTable) -> Iterator[bytes]:
     if (table.kind > ChunkKind.VIRTUAL).any():
         raise InvalidInputError("a manifest can only contain inline, native and virtual chunks, not deletions")
     if table.object_id is not None and table.object_id.shape[1] != ID_BYTES:
@@ -163,7 +176,7 @@ def _encode_table(number: int, table: ChunkTable) -> Iterator[bytes]:
         )
     texts = _Texts(table)
     for start in range(0, len(table), _BLOCK_ROWS):
-        yield from _encode_rows(number, table, texts, np.arange(start, min(start + _BLOCK_ROWS, len(table))))
+        yield from _encode_rows(numbers, table, texts, np.arange(start, min(start + _BLOCK_ROWS, len(table))))
 
 
 class _Texts:
@@ -189,14 +202,14 @@ class _EscapedTexts:
         return ragged(self.data, self.bounds[index], self.lengths(index))
 
 
-def _encode_rows(number: int, table: ChunkTable, texts: _Texts, rows: Rows) -> Iterator[bytes]:
+def _encode_rows(numbers: npt.NDArray[np.uint32], table: ChunkTable, texts: _Texts, rows: Rows) -> Iterator[bytes]:
     """The text of some rows. Rows are halved if one long row would make all of them wide."""
     if len(rows) > 1 and _widest(table, texts, rows) * len(rows) > _BLOCK_BYTES:
         middle = len(rows) // 2
-        yield from _encode_rows(number, table, texts, rows[:middle])
-        yield from _encode_rows(number, table, texts, rows[middle:])
+        yield from _encode_rows(numbers, table, texts, rows[:middle])
+        yield from _encode_rows(numbers, table, texts, rows[middle:])
         return
-    keys = _keys(number, table, rows)
+    keys = _keys(numbers, table, rows)
     kinds = table.kind[rows]
     payloads = [(np.flatnonzero(kinds == kind), make) for kind, make in _PAYLOADS.items() if (kinds == kind).any()]
     if len(payloads) == 1:
@@ -220,9 +233,9 @@ def _widest(table: ChunkTable, texts: _Texts, rows: Rows) -> int:
     return max(widths)
 
 
-def _keys(number: int, table: ChunkTable, rows: Rows) -> Piece:
+def _keys(numbers: npt.NDArray[np.uint32], table: ChunkTable, rows: Rows) -> Piece:
     count = len(rows)
-    pieces = [literal(f'"{number}'.encode(), count)]
+    pieces = [literal(b'"', count), decimal(numbers[rows])]
     for dimension in range(table.ndim):
         pieces += [literal(b"/", count), decimal(table.coords[rows, dimension])]
     return join_pieces([*pieces, literal(b'":', count)])
