@@ -28,7 +28,8 @@ def test_queries_agree_behind_connect_and_with_a_classic_session(
     source = str(repository_root / "src")
     arguments = json.dumps({"package": source, "place": place, "copy": str(tmp_path / "copy")})
     # A server listens and a process has one kind of session: the client gets a process of its own.
-    variables = {**os.environ, "PYTHONPATH": source, "PYSPARK_PYTHON": sys.executable}
+    # With SPARK_TESTING, the server listens on a free port, so that several servers can run on one machine.
+    variables = {**os.environ, "PYTHONPATH": source, "PYSPARK_PYTHON": sys.executable, "SPARK_TESTING": "1"}
     driver = Path(__file__).with_name("connect_driver.py")
     ran = subprocess.run(
         [sys.executable, str(driver), arguments], env=variables, capture_output=True, text=True, timeout=500
