@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
+import icefloe
 from icefloe import SpecVersion
 from icefloe.formats.contract import get_format
 from icefloe.ids import NodeId
@@ -46,3 +51,30 @@ def test_common_columns_are_encoded_like_separate_tables(generation: str, seed: 
     apart = layout.decode_manifest(layout.encode_manifest(Manifest(name, tables)))
     together = layout.decode_manifest(layout.encode_manifest(Manifest(name, join_tables(tables))))
     assert dict(apart.tables.items()) == dict(together.tables.items()) == tables
+
+
+@pytest.mark.parametrize("generation", [version.value for version in SpecVersion])
+def test_nodes_with_equal_documents_keep_their_own_paths_and_chunks(generation: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=generation)
+    session = repo.writable_session("main")
+    root = zarr.group(session.store)
+    for index in range(24):
+        root.create_array(f"a{index}", shape=(4,), chunks=(2,), dtype="i4", attributes={"n": index % 3})
+        if index % 2:
+            root[f"a{index}"][:] = index
+    # No other writer formats a document like this, so that it has to be kept as it is.
+    prototype = default_buffer_prototype()
+    usual = sync(session.store.get("a1/zarr.json", prototype))
+    assert usual is not None
+    data = json.dumps(json.loads(usual.to_bytes()), indent=5).encode()
+    for name in ("b", "c"):
+        sync(session.store.set(f"{name}/zarr.json", prototype.buffer.from_bytes(data)))
+    session.commit("alike")
+    opened = icefloe.Repository.open(repo.storage).readonly_session("main")
+    found = zarr.open_group(opened.store, mode="r")
+    for index in range(24):
+        assert found[f"a{index}"][:].tolist() == [index if index % 2 else 0] * 4
+        assert dict(found[f"a{index}"].attrs) == {"n": index % 3}
+    for name in ("b", "c"):
+        kept = sync(opened.store.get(f"{name}/zarr.json", prototype))
+        assert kept is not None and kept.to_bytes() == data

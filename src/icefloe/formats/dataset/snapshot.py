@@ -119,13 +119,8 @@ Row = dict[str, Any]
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The structure file of a snapshot."""
-    rows = [_node_row(node) for node in snapshot.nodes.values()]
+    rows, documents = _node_rows(snapshot.nodes.values())
     widened = _widened_fields(rows)
-    documents = {
-        node.path: store_document(node.document)
-        for node, row in zip(snapshot.nodes.values(), rows, strict=True)
-        if _rebuild(row) != node.document
-    }
     metadata = {SNAPSHOT_KEY: dump_json(_snapshot_facts(snapshot))}
     if documents:
         metadata[DOCUMENTS_KEY] = dump_json(documents)
@@ -199,6 +194,33 @@ def _build_snapshot(facts: Row, nodes: Mapping[str, Node]) -> Snapshot:
         attribute_files=tuple(str(name) for name in facts.get("attribute_files", referenced)),
         started_at=load_time(facts["started_at"], "started_at") if "started_at" in facts else None,
     )
+
+
+def _node_rows(nodes: Iterable[Node]) -> tuple[list[Row], dict[str, Any]]:
+    """The rows of nodes, and by path the documents that a row cannot represent.
+
+    Thousands of arrays often have the same document, which is then looked at once.
+    """
+    rows: list[Row] = []
+    documents: dict[str, Any] = {}
+    known: dict[tuple[bytes, bool], tuple[Row, bool]] = {}
+    for node in nodes:
+        key = (node.document, isinstance(node, ArrayNode))
+        found = known.get(key) if node.attributes is None else None
+        if found is None:
+            row = _node_row(node)
+            is_whole = _rebuild(row) == node.document
+            if node.attributes is None:
+                known[key] = row, is_whole
+        else:
+            alike, is_whole = found
+            row = {**alike, "id": array_number(node.id), "path": node.path}
+            if isinstance(node, ArrayNode):
+                row["inventories"] = [_inventory(ref) for ref in node.manifests]
+        rows.append(row)
+        if not is_whole:
+            documents[node.path] = store_document(node.document)
+    return rows, documents
 
 
 def _node_row(node: Node) -> Row:

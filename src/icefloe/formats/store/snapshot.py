@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -341,7 +341,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return dump_json(
         {
             "metadata": _dump_metadata(snapshot.info),
-            "nodes": {path: _dump_node(node) for path, node in snapshot.nodes.items()},
+            "nodes": dict(zip(snapshot.nodes, _dump_nodes(snapshot.nodes.values()), strict=True)),
             "properties": dict(snapshot.metadata),
             "short_term_history": [_dump_ancestor(info) for info in reversed(snapshot.history)],
             "short_term_parents": len(snapshot.history),
@@ -434,6 +434,24 @@ def _load_history(stored: Json, *, ours: bool) -> tuple[SnapshotInfo, ...]:
         SnapshotInfo(entry.id, parent, entry.written_at, entry.message, entry.metadata)
         for entry, parent in zip(entries, [*parents, None], strict=True)
     )
+
+
+def _dump_nodes(nodes: Iterable[Node]) -> Iterator[dict[str, Json]]:
+    """The entries of nodes. Thousands of arrays often have the same document, which is then looked at once."""
+    known: dict[tuple[bytes, bool], dict[str, Json]] = {}
+    for node in nodes:
+        key = (node.document, isinstance(node, ArrayNode))
+        alike = known.get(key) if node.attributes is None else None
+        if alike is None:
+            entry = _dump_node(node)
+            if node.attributes is None:
+                known[key] = entry
+        else:
+            entry = {**alike, "id": node_number(node.id), "path": node.path}
+            if isinstance(node, ArrayNode):
+                references = [_dump_manifest_ref(reference) for reference in node.manifests]
+                entry["node_data"] = {"Array": [alike["node_data"]["Array"][0], references]}
+        yield entry
 
 
 def _dump_node(node: Node) -> dict[str, Json]:
