@@ -1,0 +1,258 @@
+"""How long does the nightly update of an archive of daily files take, and how much does it write?
+
+Run it by itself: `python -m benchmarks.day_in_the_life [--years 10] [--chunk 1] [--mode native virtual]`. Small daily
+files are written and synced. After 1, 2, 5 and 10 years, one night is measured: one new, one re-issued and one late
+file.
+
+The official package does what it can do. By value, xarray appends the new file and writes the region of the re-issued
+one. By reference, VirtualiZarr does the same with `to_icechunk`, if it is installed. In both cases the caller has to
+know which file is new and which one is re-issued, and neither can insert the late file between others. It is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import h5py
+import netCDF4
+import numpy as np
+import xarray as xr
+import zarr
+from rich.console import Console
+from rich.table import Table
+
+import icechunk
+import icefloe
+from icefloe.ingest import IngestOptions, SyncResult, sync_local
+
+SHAPE = (20, 30)
+YEAR = 365
+LATE = YEAR // 2
+"""So many days before the end of the archive, a file is missing until the measured night."""
+
+
+@lru_cache(maxsize=1)
+def template() -> tuple[bytes, int, int]:
+    """The bytes of a daily file, and the offsets of its time and of its values. The files differ only there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "day.nc"
+        with netCDF4.Dataset(path, "w") as file:
+            for name, length in (("time", 1), ("y", SHAPE[0]), ("x", SHAPE[1])):
+                file.createDimension(name, length)
+            times = file.createVariable("time", "f8", ("time",), contiguous=True)
+            times.units = "days since 2000-01-01"
+            times[:] = [1.0]
+            for name, length in (("y", SHAPE[0]), ("x", SHAPE[1])):
+                file.createVariable(name, "f8", (name,), contiguous=True)[:] = np.arange(length)
+            file.createVariable("t", "<f4", ("time", "y", "x"), contiguous=True)[:] = np.ones((1, *SHAPE))
+        with h5py.File(path) as hdf5:
+            return path.read_bytes(), hdf5["time"].id.get_offset(), hdf5["t"].id.get_offset()
+
+
+def write_day(folder: Path, day: int, version: int = 0) -> Path:
+    """Write the file of one day."""
+    path = folder / f"day{day:05}.nc"
+    content, at_time, at_values = template()
+    data = bytearray(content)
+    data[at_time : at_time + 8] = np.array([day], "<f8").tobytes()
+    values = np.random.default_rng([day, version]).normal(size=SHAPE).astype("<f4").tobytes()
+    data[at_values : at_values + len(values)] = values
+    path.write_bytes(data)
+    return path
+
+
+def stored_bytes(folder: Path) -> int:
+    """The size of all objects of a repository."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+class WithXarray:
+    """The archive by value, with the official package and xarray."""
+
+    name = "xarray + official icechunk"
+
+    def __init__(self, folder: Path, chunk: int) -> None:
+        self.folder, self.chunk = folder, chunk
+        self.repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder)))
+        self.days = 0
+
+    def load(self, files: list[Path]) -> None:
+        """Add the files of some years."""
+        _, _, at_values = template()
+        count = SHAPE[0] * SHAPE[1]
+        parts = [np.frombuffer(path.read_bytes(), "<f4", count, at_values) for path in files]
+        days = [float(path.stem[3:]) for path in files]
+        values = np.stack(parts).reshape(-1, *SHAPE)
+        data = xr.Dataset({"t": (("time", "y", "x"), values)}, self._coordinates(days))
+        self._write(xr.decode_cf(data), {"append_dim": "time"} if self.days else {})
+        self.days += len(files)
+
+    def _coordinates(self, days: list[float]) -> dict[str, Any]:
+        grid = {"y": np.arange(float(SHAPE[0])), "x": np.arange(float(SHAPE[1]))}
+        return {"time": ("time", days, {"units": "days since 2000-01-01"}), **grid}
+
+    def night(self, new: Path, again: Path) -> None:
+        """Replace a re-issued file, and append a new one."""
+        self._write(xr.open_dataset(again).load().drop_vars(["x", "y"]), {"region": "auto"})
+        self._write(xr.open_dataset(new).load(), {"append_dim": "time"})
+
+    def _write(self, data: xr.Dataset, how: dict[str, Any]) -> None:
+        session = self.repo.writable_session("main")
+        encoding = {} if how else {"t": {"chunks": (self.chunk, *SHAPE)}, "time": {"chunks": (1 << 13,)}}
+        data.to_zarr(session.store, encoding=encoding, safe_chunks=False, consolidated=False, zarr_format=3, **how)
+        session.commit("more")
+
+
+class WithVirtualiZarr:
+    """The archive by reference, with VirtualiZarr and `to_icechunk` of the official package."""
+
+    name = "VirtualiZarr + official to_icechunk"
+
+    def __init__(self, folder: Path, chunk: int) -> None:
+        self.prefix = f"file://{folder.parent}/"
+        config = icechunk.RepositoryConfig.default()
+        store = icechunk.local_filesystem_store(str(folder.parent))
+        config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(self.prefix, store))
+        self.repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder)), config)
+        self.days = 0
+
+    def _open(self, path: Path) -> Any:
+        from obspec_utils.registry import ObjectStoreRegistry
+        from obstore.store import LocalStore
+        from virtualizarr import open_virtual_dataset
+        from virtualizarr.parsers import HDFParser
+
+        registry = ObjectStoreRegistry({"file://": LocalStore()})
+        return open_virtual_dataset(f"file://{path}", registry=registry, parser=HDFParser())
+
+    def load(self, files: list[Path]) -> None:
+        """Add the files of some years. References are set directly, because the files differ only in their values."""
+        _, _, at_values = template()
+        session = self.repo.writable_session("main")
+        rest = files
+        if not self.days:
+            self._open(files[0]).vz.to_icechunk(session.store)
+            rest = files[1:]
+            self.days = 1
+        root = zarr.open_group(session.store, mode="a")
+        root["t"].resize((self.days + len(rest), *SHAPE))
+        root["time"].resize((self.days + len(rest),))
+        root["time"][self.days :] = [float(path.stem[3:]) for path in rest]
+        size = SHAPE[0] * SHAPE[1] * 4
+        session.store.set_virtual_refs(
+            "t",
+            [
+                icechunk.VirtualChunkSpec([self.days + number, 0, 0], f"file://{path}", at_values, size)
+                for number, path in enumerate(rest)
+            ],
+        )
+        session.commit("more")
+        self.days += len(rest)
+
+    def night(self, new: Path, again: Path) -> None:
+        """Replace a re-issued file, and append a new one."""
+        session = self.repo.writable_session("main")
+        self._open(again).drop_vars(["x", "y"]).vz.to_icechunk(session.store, region="auto")
+        self._open(new).vz.to_icechunk(session.store, append_dim="time")
+        session.commit("a night")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step takes."""
+
+    seconds: float
+    processor_seconds: float
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s, {self.processor_seconds:.2f} s, {self.size_bytes / 1000:,.0f} KB"
+
+
+def _processor_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def measure(run: Callable[[], Any], folder: Path) -> tuple[Any, Cost]:
+    """The result, and what it took."""
+    before, processor, started = stored_bytes(folder), _processor_seconds(), time.perf_counter()
+    result = run()
+    seconds, used = time.perf_counter() - started, _processor_seconds() - processor
+    return result, Cost(seconds, used, stored_bytes(folder) - before)
+
+
+def run_mode(mode: Any, years: list[int], chunk: int, table: Table) -> None:
+    """Measure one night after some years."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        repo = icefloe.Repository.create(str(folder / "ours"))
+        theirs: WithXarray | WithVirtualiZarr | None = None
+        if mode == "native":
+            theirs = WithXarray(folder / "theirs", chunk)
+        elif find_spec("virtualizarr") is not None:
+            theirs = WithVirtualiZarr(folder / "theirs", chunk)
+        options = IngestOptions(mode=mode, append_dim="time", chunks={"time": chunk} if mode == "native" else {})
+
+        def sync() -> SyncResult:
+            return sync_local(str(folder / "day*.nc"), repo, options)
+
+        days = 0
+        for count in years:
+            added = [write_day(folder, day) for day in range(days, YEAR * count) if day != YEAR * count - LATE]
+            days = YEAR * count
+            _, first = measure(sync, folder / "ours")
+            if theirs is not None:
+                theirs.load(added)
+            new, again = write_day(folder, days), write_day(folder, days - YEAR + 10, version=1)
+            write_day(folder, days - LATE)
+            days += 1
+            result, night = measure(sync, folder / "ours")
+            _, idle = measure(sync, folder / "ours")
+            plan, other = result.plan, "not measured"
+            if theirs is not None:
+                _, cost = measure(lambda new=new, again=again: theirs.night(new, again), folder / "theirs")
+                other = str(cost)
+            row = (
+                mode,
+                f"{plan.sources.unchanged + 3:,}",
+                str(first),
+                str(night),
+                f"{plan.kept:,} / {plan.moved:,} / {plan.written:,}",
+                f"{idle.seconds:.2f} s, {idle.processor_seconds:.2f} s",
+                other,
+            )
+            print(*row, sep=" | ", file=sys.stderr, flush=True)
+            table.add_row(*row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.day_in_the_life", description=__doc__)
+    parser.add_argument("--years", type=int, default=10, help="length of the archive  [default: 10]")
+    parser.add_argument("--chunk", type=int, default=1, help="days per chunk by value  [default: 1]")
+    parser.add_argument("--mode", nargs="+", default=["native", "virtual"], help="native, virtual  [default: both]")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    table = Table(title=f"One night: one new, one re-issued and one late file (load {load:.1f} at the beginning)")
+    for column in ("mode", "files", "first sync", "night", "chunks kept / moved / written", "nothing new"):
+        table.add_column(column, justify="right")
+    table.add_column("official, without the late file", justify="right")
+    for mode in arguments.mode:
+        run_mode(mode, [years for years in (1, 2, 5, 10) if years <= arguments.years], arguments.chunk, table)
+    table.caption = "wall time, processor time, bytes written"
+    Console(width=max(170, Console().width)).print(table)
+
+
+if __name__ == "__main__":
+    main()
