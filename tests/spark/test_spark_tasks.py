@@ -105,7 +105,8 @@ def test_secrets_are_in_no_plan_and_no_description(spark: Any, tmp_path: Path) -
         bucket="b", prefix="p", region="eu-west-1", access_key_id="AKIAVISIBLE", secret_access_key="very-secret-word"
     )
     job = SparkJob(lambda number: (number, storage.url), "talking about a storage")
-    frame = spark.range(0, 1, 1, 1).mapInArrow(tasks._worker(pickle_of(job.run), [pickle.dumps(1)]), tasks._SCHEMA)
+    payloads = [pickle_of((number, storage, "very-secret-word")) for number in range(2)]
+    frame = tasks.one_row_per_task(spark, payloads).mapInArrow(tasks._worker(pickle_of(job.run)), tasks._SCHEMA)
     shown = frame._jdf.queryExecution().toString()
     assert "very-secret-word" not in shown and "AKIAVISIBLE" not in shown
     assert "very-secret-word" not in repr(storage) and "very-secret-word" not in repr(job)
