@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_modules_are_few_and_of_a_readable_size() -> None:
     assert len(lengths) <= MOST_MODULES
     assert statistics.median(lengths.values()) >= SMALLEST_MEDIAN_LINES
     assert {name: count for name, count in lengths.items() if count > LONGEST_LINES} == {}
+
+
+SHARED_NAMES = {"contract", "maintenance", "repository", "store"}
+"""Names of several modules: the contract of a package, the maintenance as methods and on Spark, and the generations
+`repository` and `store`, which have the names of a class."""
+
+
+def test_modules_of_different_subjects_have_different_names() -> None:
+    # Commands are named after what they run, and each generation has its own snapshots and manifests.
+    others = [path for path in ENGINE if not {"cli", "formats"} & set(path.relative_to(SOURCE).parts)]
+    names = Counter(path.stem for path in others if not path.stem.startswith("__"))
+    assert {name for name, count in names.items() if count > 1} <= SHARED_NAMES
 
 
 def test_imports_are_a_small_part_of_the_code() -> None:
