@@ -277,7 +277,7 @@ class SliceReader:
 
     def _choose_overview(self, opened: OpenArray, request: SliceRequest, plan: SlicePlan) -> Overview | None:
         """The coarsest overview that has as many values as the screen. None if the array itself is needed."""
-        most = min(plan.wanted_steps).bit_length() - 1
+        most = min(plan.wanted_steps, default=1).bit_length() - 1
         if not request.overviews or len(request.axes) != 2 or most < 1:
             return None
         key = "overviews", opened.snapshot_id, opened.node.path
