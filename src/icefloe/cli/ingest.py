@@ -381,7 +381,9 @@ def sync(
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Write everything again from the sources.")] = False,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", metavar="N", help="Commit N new files at a time. A repeated run continues."),
+        typer.Option(
+            "--batch", metavar="N", help="Commit N sources at a time. A repeated run continues after the last commit."
+        ),
     ] = None,
     dry_run: DryRun = False,
     engine: Engine = "local",
