@@ -200,7 +200,8 @@ class LivingArchive:
         history = list(self.repo.ancestry(branch="main"))
         if self.vanished == "keep" and history[1:] and history[1].message == "by hand":
             return  # cells of files that vanish later cannot be written again, because somebody else changed the array
-        if len(history) > 2 and not self.kept:
+        # A sync in batches has commits in between, of which the model does not know the files.
+        if len(history) > 2 and not self.kept and (self.batch is None or history[1].id in self.versions):
             self.repo.reset_branch("main", history[1].id)
             self.ingested = self.versions.get(history[1].id, {})
 
@@ -231,7 +232,7 @@ class LivingArchive:
             with contextlib.suppress(Killed):
                 self._sync(icefloe.Repository.open(self.storage))
         finally:
-            self.storage.left = NEVER
+            self.storage.left, self.storage.action = NEVER, lambda: None
 
     def check(self, result: SyncResult) -> None:
         fresh = icefloe.Repository.create(icefloe.in_memory_storage())

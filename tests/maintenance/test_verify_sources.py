@@ -59,7 +59,7 @@ def test_a_report_names_every_file_and_what_is_wrong_with_it(tmp_path: Path, gen
     os.utime(files[1], ns=(states[1].st_atime_ns, states[1].st_mtime_ns))
     files[2].write_bytes(content)
     os.utime(files[2], (states[2].st_atime + 100, states[2].st_mtime + 100))
-    found = _status(repository)
+    found = _status(repository, sample=1000)
     expected = {names[0]: "missing", names[1]: "too short", names[2]: "changed", names[3]: "ok"}
     if generation == "dataset":  # it does not record the state of files, but a chunk of the other file is found
         expected[names[2]] = "undecodable"
