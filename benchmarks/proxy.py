@@ -60,12 +60,12 @@ class _Proxy:
                     if head.startswith(_COUNTS):
                         self._tell(writer)
                         continue
-                    body = await reader.readexactly(_length(head))
+                    body = await reader.readexactly(body_length(head))
                     self._count(head, len(body))
                     await asyncio.sleep(self.seconds)
                     back.write(head + body)
                     answer = await there.readuntil(b"\r\n\r\n")
-                    content = b"" if _has_no_body(head, answer) else await _read_body(there, answer)
+                    content = b"" if has_no_body(head, answer) else await read_body(there, answer)
                     self.counts.received_bytes += len(content)
                     writer.write(answer + content)
                     await writer.drain()
@@ -93,19 +93,21 @@ class _Proxy:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
 
-def _length(head: bytes) -> int:
+def body_length(head: bytes) -> int:
+    """The length of the body that follows a head of HTTP. Zero if the head does not say it."""
     found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     return int(found[1]) if found else 0
 
 
-def _has_no_body(head: bytes, answer: bytes) -> bool:
+def has_no_body(head: bytes, answer: bytes) -> bool:
+    """Whether the answer to a request has no body, whatever its length says."""
     return head.startswith(b"HEAD") or answer.split(b" ", 2)[1] in (b"204", b"304")
 
 
-async def _read_body(there: asyncio.StreamReader, answer: bytes) -> bytes:
+async def read_body(there: asyncio.StreamReader, answer: bytes) -> bytes:
     """The body of an answer, with the lengths of its pieces if it comes in pieces."""
     if b"transfer-encoding: chunked" not in answer.lower():
-        return await there.readexactly(_length(answer))
+        return await there.readexactly(body_length(answer))
     parts = []
     while True:
         line = await there.readuntil(b"\r\n")

@@ -33,6 +33,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_missing, seaweedfs_server
 
 import icefloe
+from benchmarks.proxy import body_length, read_body
 from icefloe.errors import ConflictError, IcefloeError, OutcomeUnknownError, StorageError
 
 CHUNK = 64
@@ -59,7 +60,7 @@ class UnkindProxy:
             try:
                 while True:
                     head = await reader.readuntil(b"\r\n\r\n")
-                    body = await reader.readexactly(_length(head))
+                    body = await reader.readexactly(body_length(head))
                     self.met["requests"] += 1
                     fault = self._draw()
                     if fault in ("500", "503"):
@@ -74,7 +75,7 @@ class UnkindProxy:
                     back.write(head + body)
                     await back.drain()
                     answer = await there.readuntil(b"\r\n\r\n")
-                    content = b"" if head.startswith(b"HEAD") else await _content(there, answer)
+                    content = b"" if head.startswith(b"HEAD") else await read_body(there, answer)
                     if fault == "lost":
                         return
                     writer.write(answer + content)
@@ -89,27 +90,6 @@ class UnkindProxy:
         fault = self.chance.choice(("500", "503", "slow", "dropped", "lost"))
         self.met[fault] += 1
         return fault
-
-
-def _length(head: bytes) -> int:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    return 0
-
-
-async def _content(there: asyncio.StreamReader, answer: bytes) -> bytes:
-    if b"chunked" not in answer.lower():
-        return await there.readexactly(_length(answer))
-    parts = []
-    while True:
-        line = await there.readuntil(b"\r\n")
-        size = int(line.split(b";")[0], 16)
-        data = await there.readexactly(size + 2)
-        parts += [line, data]
-        if size == 0:
-            return b"".join(parts)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from benchmarks.proxy import body_length, has_no_body, read_body
+
 
 @dataclass
 class LossyProxy:
@@ -34,7 +36,7 @@ class LossyProxy:
             try:
                 while True:
                     head = await reader.readuntil(b"\r\n\r\n")
-                    body = await reader.readexactly(_length(head))
+                    body = await reader.readexactly(body_length(head))
                     met = head.startswith(self.method)
                     if met:
                         self.seen += 1
@@ -44,7 +46,7 @@ class LossyProxy:
                     back.write(head + body)
                     await back.drain()
                     answer = await there.readuntil(b"\r\n\r\n")
-                    content = b"" if _has_no_body(head, answer) else await _read_body(there, answer)
+                    content = b"" if has_no_body(head, answer) else await read_body(there, answer)
                     if met and self.lose > 0:
                         self.lose -= 1
                         return
@@ -58,31 +60,6 @@ class LossyProxy:
             finally:
                 back.close()
                 writer.close()
-
-
-def _length(head: bytes) -> int:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    return 0
-
-
-def _has_no_body(head: bytes, answer: bytes) -> bool:
-    return head.startswith(b"HEAD") or answer.split(b" ", 2)[1] in (b"204", b"304")
-
-
-async def _read_body(there: asyncio.StreamReader, answer: bytes) -> bytes:
-    """The body of an answer, with the marks of its pieces where it comes in pieces."""
-    if b"transfer-encoding: chunked" not in answer.lower():
-        return await there.readexactly(_length(answer))
-    parts = []
-    while True:
-        line = await there.readuntil(b"\r\n")
-        size = int(line.split(b";")[0], 16)
-        parts += [line, await there.readexactly(size + 2)]
-        if not size:
-            return b"".join(parts)
 
 
 @contextmanager
