@@ -29,7 +29,7 @@ from rich.table import Table
 import icechunk
 import icefloe
 from icefloe import SpecVersion
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.ids import NODE_ID_BYTES, new_object_id
 from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.model.chunk_table import ChunkKind, ChunkTable

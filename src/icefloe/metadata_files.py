@@ -19,7 +19,7 @@ from icefloe.errors import (
     ObjectNotFoundError,
     SnapshotNotFoundError,
 )
-from icefloe.formats.contract import Format, OpenManifest
+from icefloe.formats.format import Format, OpenManifest
 from icefloe.ids import NodeId, ObjectId, is_object_id
 from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.config import CHUNK_REF_BYTES, SNAPSHOT_NODE_BYTES

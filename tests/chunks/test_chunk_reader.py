@@ -17,7 +17,7 @@ from tests.servers.s3 import S3Server
 from icefloe.chunks.packs import PackBuilder, PackingPolicy
 from icefloe.chunks.reader import ChunkReader, read_limits
 from icefloe.errors import FormatError, VirtualChunkError
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
 from icefloe.model.config import CachingConfig, RepositoryConfig, StorageConcurrencySettings, StorageSettings

@@ -21,7 +21,7 @@ from icefloe.cli.app import main
 from icefloe.conversion.transfer import SeenIds
 from icefloe.conversion.translate import IdMapping
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import JOURNAL_KEY
+from icefloe.ledger.ledger import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 

@@ -10,7 +10,7 @@ from tests.conversion.repositories import assert_same, go_on, make_repository
 
 import icefloe
 from icefloe import SpecVersion
-from icefloe.ledger.contract import JOURNAL_KEY
+from icefloe.ledger.ledger import JOURNAL_KEY
 
 VERSIONS = [version.value for version in SpecVersion]
 PAIRS = [(a, b) for a in VERSIONS for b in VERSIONS if a != b]

@@ -14,7 +14,7 @@ from tests.conversion.test_conversion_promises import PAIRS_TO_KILL, files, smal
 from tests.session.forked import run_child
 
 import icefloe
-from icefloe.ledger.contract import JOURNAL_KEY
+from icefloe.ledger.ledger import JOURNAL_KEY
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.storage.wrappers import METHODS, WRITES
 from icefloe.testing.storages import KILLED, Fault, FaultKind, FaultPlan, FaultyStorage

@@ -16,7 +16,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.conversion.survey import LossKind
 from icefloe.ledger import repository, store, switch_generation
-from icefloe.ledger.contract import JOURNAL_KEY
+from icefloe.ledger.ledger import JOURNAL_KEY
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WRITES
 

@@ -13,9 +13,9 @@ import numpy as np
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
 from icefloe.ids import NodeId, new_chunk_id, new_node_id, new_object_id
-from icefloe.ledger.contract import Ledger
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
+from icefloe.ledger.ledger import Ledger
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, Coords, table_from_rows
 from icefloe.model.snapshot import (

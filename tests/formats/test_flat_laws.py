@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.formats.flat_values import JSON, LOGS, MANIFESTS, OBJECT_IDS, repositories, snapshots
 
 from icefloe.errors import FormatError, InvalidInputError, InvalidTypeError
-from icefloe.formats.contract import Format
 from icefloe.formats.flatbuf.decode import Body
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_value, encode_flexible, encode_value
 from icefloe.formats.flatbuf.manifest import decode_manifest_body, encode_manifest_body
+from icefloe.formats.format import Format
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2
 from icefloe.formats.icechunk2.repo_file import RepoInfo, decode_repo, encode_repo

@@ -12,7 +12,6 @@ from tests.formats.flat_values import MANIFESTS, nodes, repositories, snapshots
 from tests.formats.test_flat_fuzz import compressed_manifest_body, repo_body
 
 from icefloe.errors import FormatError
-from icefloe.formats.contract import Format
 from icefloe.formats.flatbuf.decode import Body, root, root_table
 from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FlatWriter
 from icefloe.formats.flatbuf.files import open_body, seal_body
@@ -26,6 +25,7 @@ from icefloe.formats.flatbuf.snapshot import (
     encode_snapshot_body,
     read_few_nodes,
 )
+from icefloe.formats.format import Format
 from icefloe.formats.header import FileType
 from icefloe.formats.icechunk1 import FORMAT as FORMAT_1
 from icefloe.formats.icechunk2 import FORMAT as FORMAT_2

@@ -12,7 +12,7 @@ from zarr.core.sync import sync
 
 import icefloe
 from icefloe import SpecVersion
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.ids import NodeId
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, join_tables, table_from_rows
 from icefloe.model.snapshot import Manifest

@@ -9,7 +9,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.errors import UnknownFormatError
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.formats.header import FileType, encode_header
 from icefloe.ledger.generations import GENERATIONS, detect, detect_generation
 from icefloe.metadata_files import MetadataFiles

@@ -27,9 +27,9 @@ from icefloe.formats.flatbuf.snapshot import INITIAL_SNAPSHOT_ID
 from icefloe.formats.icechunk2.repo_edits import OVERWRITTEN
 from icefloe.formats.icechunk2.repo_file import Availability, UpdateKind, decode_repo
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import HistoryChange, StaleTipError
 from icefloe.ledger.icechunk1 import Icechunk1Ledger
 from icefloe.ledger.icechunk2 import Icechunk2Ledger
+from icefloe.ledger.ledger import HistoryChange, StaleTipError
 from icefloe.model.snapshot import Snapshot, TransactionLog, later_than
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import Storage

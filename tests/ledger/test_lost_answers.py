@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 
 from icefloe.errors import AlreadyExistsError, ConflictError
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.ids import new_object_id
 from icefloe.ledger.generations import make_ledger
 from icefloe.metadata_files import MetadataFiles

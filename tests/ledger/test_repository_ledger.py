@@ -25,7 +25,7 @@ from icefloe.errors import (
 from icefloe.formats.repository import FORMAT
 from icefloe.formats.repository.snapshot import MAX_HISTORY
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import StaleTipError, Tip
+from icefloe.ledger.ledger import StaleTipError, Tip
 from icefloe.ledger.repository import RefContent, RefStyle, RepositoryLedger, encode_sequence, parse_sequence
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot

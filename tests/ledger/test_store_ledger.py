@@ -25,7 +25,7 @@ from icefloe.errors import (
 from icefloe.formats.store import FORMAT
 from icefloe.formats.store.snapshot import load_schema
 from icefloe.ids import new_object_id
-from icefloe.ledger.contract import StaleTipError
+from icefloe.ledger.ledger import StaleTipError
 from icefloe.ledger.store import StoreLedger
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past, make_past, messages, now
 
 import icefloe
-from icefloe.ledger.contract import HistoryChange
+from icefloe.ledger.ledger import HistoryChange
 from icefloe.maintenance.expire import ExpiryRequest, RetentionRule, plan_expiry
 from icefloe.maintenance.inventory import History, RefTargets
 from icefloe.model.snapshot import SnapshotInfo

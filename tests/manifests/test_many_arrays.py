@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.manifests.test_manifest_plans import configurations
 from tests.manifests.test_manifest_tables import as_model, build, models, refs
 
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.formats.repository import transaction_log as chunk_lists
 from icefloe.ids import NodeId
 from icefloe.manifests.cells import ArrayEdits, BulkEdits

@@ -38,9 +38,9 @@ def test_modules_are_few_and_of_a_readable_size() -> None:
     assert {name: count for name, count in lengths.items() if count > LONGEST_LINES} == {}
 
 
-SHARED_NAMES = {"contract", "maintenance", "repository", "store"}
-"""Names of several modules: the contract of a package, the maintenance as methods and on Spark, and the generations
-`repository` and `store`, which have the names of a class."""
+SHARED_NAMES = {"maintenance", "repository", "store"}
+"""Names of several modules: the maintenance as methods and on Spark, and the generations `repository` and `store`,
+which have the names of a class."""
 
 
 def test_modules_of_different_subjects_have_different_names() -> None:

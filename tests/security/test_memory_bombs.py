@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
-from icefloe.formats.contract import get_format
 from icefloe.formats.dataset.manifest import encode_coord, manifest_schema
 from icefloe.formats.dataset.snapshot import structure_schema
 from icefloe.formats.flatbuf.flexbuffers import decode_flexible, decode_metadata
+from icefloe.formats.format import get_format
 from icefloe.formats.header import ZSTD_MAGIC, FileType, compress, encode_header
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.capabilities import SpecVersion

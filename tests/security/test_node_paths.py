@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import GroupNode
 from icefloe.model.zarr_document import find_bad_path, is_node_path

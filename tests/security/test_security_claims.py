@@ -20,7 +20,7 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, VirtualChunkError
 from icefloe.formats.config_yaml import decode_yaml
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.formats.header import FileType, encode_header
 from icefloe.maintenance.collect import KEY
 from icefloe.model.capabilities import SpecVersion

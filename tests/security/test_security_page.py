@@ -20,8 +20,8 @@ import zstandard
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, printable
-from icefloe.formats.contract import get_format
 from icefloe.formats.dataset.parquet import LIMITS
+from icefloe.formats.format import get_format
 from icefloe.formats.header import FileType, encode_header
 from icefloe.model.capabilities import SpecVersion
 

@@ -37,7 +37,7 @@ from icefloe.cli.output import commit_json, print_json, write_text
 from icefloe.display.card import first_line, format_bytes, format_count, format_time
 from icefloe.display.graph import RICH_STYLES, AncestryGraph, graph_lines
 from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError, printable
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import ObjectId
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, string_column

@@ -33,8 +33,8 @@ from icefloe.errors import (
 )
 from icefloe.formats.config_document import encode_config
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.ledger.contract import JOURNAL_KEY, WholeHistory
 from icefloe.ledger.generations import GENERATIONS, find_bridge, find_generations, remove_generation, takes_precedence
+from icefloe.ledger.ledger import JOURNAL_KEY, WholeHistory
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.repository import Repository

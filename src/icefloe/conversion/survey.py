@@ -19,9 +19,9 @@ from icefloe.errors import (
     VirtualChunkError,
     printable,
 )
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import NodeId, ObjectId
-from icefloe.ledger.contract import MAIN, Administration, Ledger, check_new_name
+from icefloe.ledger.ledger import MAIN, Administration, Ledger, check_new_name
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Snapshot, SnapshotInfo

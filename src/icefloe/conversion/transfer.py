@@ -27,7 +27,7 @@ from icefloe.conversion.translate import (
     without_nodes,
 )
 from icefloe.errors import FormatError, ObjectNotFoundError, VirtualChunkError
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import NodeId, ObjectId, encode_base32
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, ChunkTable

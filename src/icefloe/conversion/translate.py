@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.conversion.survey import RELATIVE, Grid, LossKind, has_default_keys, is_regular
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import NODE_ID_BYTES, NodeId, ObjectId, decode_base32, encode_base32
 from icefloe.manifests.cells import filter_box
 from icefloe.manifests.chunk_columns import take

@@ -5,7 +5,7 @@ Modules
 - `byte_columns`: Byte strings and texts of different lengths, read and written as columns.
 - `config_document`: The configuration of a repository as a plain document, as JSON holds it.
 - `config_yaml`: The configuration of a repository in YAML, with variants as tags.
-- `contract`: What a generation of the format offers: names of files, and bytes to model and back.
+- `format`: What a generation of the format offers: names of files, and bytes to model and back.
 - `header`: The 39-byte header of metadata files, and their zstd bodies. Decompression stops at a limit.
 - `json_documents`: JSON that every reader accepts, fill values, and zarr.json split into members and joined again.
 - `dataset`: The generation `dataset`: a state file, and Parquet for everything else.

@@ -2,7 +2,6 @@
 
 Modules
 -------
-- `contract`: The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 - `dataset`: Refs and history of the generation `dataset`: everything is in `state.json`, and every change swaps
   that file.
 - `generations`: The generations: each is one object with its format, ledger, detection, import and removal.
@@ -10,6 +9,7 @@ Modules
   snapshots.
 - `icechunk2`: Refs and history of the second official generation: everything is in the `repo` file, and every
   change swaps it.
+- `ledger`: The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
 - `recover`: Recover refs, the file that contains all refs, and the stored configuration.
 - `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
 - `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.

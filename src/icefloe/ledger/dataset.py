@@ -39,7 +39,7 @@ from icefloe.formats.dataset.state import (
 )
 from icefloe.formats.json_documents import dump_json
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import (
+from icefloe.ledger.ledger import (
     CONVERSION,
     MAIN,
     HistoryChange,

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import ClassVar, cast
 
 from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError, UnsupportedError
-from icefloe.formats.contract import Format, get_format
+from icefloe.formats.format import Format, get_format
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
-from icefloe.ledger.contract import Ledger, RefFiles, StoredConfig, WholeRefsFile
+from icefloe.ledger.ledger import Ledger, RefFiles, StoredConfig, WholeRefsFile
 from icefloe.ledger.repository import CONFIG_KEY, names_generation
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion

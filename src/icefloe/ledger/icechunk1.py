@@ -26,7 +26,7 @@ from icefloe.errors import (
 from icefloe.formats.config_yaml import decode_yaml, encode_yaml
 from icefloe.formats.flatbuf.files import decode_snapshot_info
 from icefloe.ids import OBJECT_ID_BYTES, ObjectId, decode_base32
-from icefloe.ledger.contract import (
+from icefloe.ledger.ledger import (
     CONVERSION,
     MAIN,
     Ledger,

@@ -52,7 +52,8 @@ from icefloe.formats.icechunk2.repo_file import (
     read_repo_head,
 )
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import (
+from icefloe.ledger.icechunk1 import CONTENTION
+from icefloe.ledger.ledger import (
     Administration,
     HistoryChange,
     Ledger,
@@ -65,7 +66,6 @@ from icefloe.ledger.contract import (
     check_name,
     check_new_name,
 )
-from icefloe.ledger.icechunk1 import CONTENTION
 from icefloe.ledger.switch_generation import put_whole
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, from_microseconds

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, NotFoundError, ObjectNotFoundError
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import MAIN, RefFiles, RefTargets, StoredRef, WholeRefsFile
 from icefloe.ledger.generations import GENERATIONS, guess_generation
+from icefloe.ledger.ledger import MAIN, RefFiles, RefTargets, StoredRef, WholeRefsFile
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import SpecVersion
 from icefloe.model.snapshot import Snapshot

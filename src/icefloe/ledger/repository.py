@@ -37,7 +37,7 @@ from icefloe.errors import (
 )
 from icefloe.ids import ObjectId, decode_base32, encode_base32
 from icefloe.lazy_exports import lazy_module
-from icefloe.ledger.contract import (
+from icefloe.ledger.ledger import (
     CONVERSION,
     FRESH_SECONDS,
     MAIN,

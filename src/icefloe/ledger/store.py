@@ -45,7 +45,7 @@ from icefloe.formats.store.snapshot import (
     sequence_name,
 )
 from icefloe.ids import ObjectId, decode_base32, encode_base32, new_object_id
-from icefloe.ledger.contract import (
+from icefloe.ledger.ledger import (
     CONVERSION,
     FRESH_SECONDS,
     MAIN,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from icefloe.errors import AlreadyExistsError, ConflictError, RefNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import FRESH_SECONDS, MAIN, Ledger, WholeHistory
+from icefloe.ledger.ledger import FRESH_SECONDS, MAIN, Ledger, WholeHistory
 from icefloe.storage.contract import Storage
 
 

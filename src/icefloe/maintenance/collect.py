@@ -32,10 +32,10 @@ from icefloe.errors import (
     ReadOnlyError,
     SnapshotNotFoundError,
 )
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.formats.header import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import CONVERSION, RefTargets, check_not_converting
+from icefloe.ledger.ledger import CONVERSION, RefTargets, check_not_converting
 from icefloe.maintenance.inventory import (
     FOLDER,
     Cutoff,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import ConflictError, InvalidInputError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.ledger import Tip
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, report_progress
 from icefloe.manifests.cells import filter_box

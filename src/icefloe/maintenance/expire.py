@@ -12,7 +12,7 @@ from icefloe.debug import traced
 from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import MAIN, HistoryChange
+from icefloe.ledger.ledger import MAIN, HistoryChange
 from icefloe.maintenance.inventory import (
     History,
     UncachedRepository,

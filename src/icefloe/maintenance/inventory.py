@@ -20,10 +20,10 @@ import zstandard
 
 from icefloe.blocking import current_time, monotonic_time
 from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
-from icefloe.ledger.contract import HistoryChange, Ledger, RefTargets, walk_history
 from icefloe.ledger.generations import make_ledger
+from icefloe.ledger.ledger import HistoryChange, Ledger, RefTargets, walk_history
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo, check_past, check_zone
 from icefloe.session.open_repository import RepositoryContext

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError, IcefloeError, ObjectNotFoundError, RefNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import JOURNAL_KEY, MAIN, RefTargets
 from icefloe.ledger.generations import GENERATIONS, find_generations
+from icefloe.ledger.ledger import JOURNAL_KEY, MAIN, RefTargets
 from icefloe.maintenance.inventory import (
     REQUESTS_AT_ONCE,
     UncachedRepository,

@@ -12,7 +12,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import ConflictError, InvalidInputError, RebaseFailedError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.ledger.contract import StaleTipError, Tip
+from icefloe.ledger.ledger import StaleTipError, Tip
 from icefloe.manifests.chunk_columns import concat, diff_tables, find_rows, take
 from icefloe.model.chunk_table import ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Diff, Node, Snapshot, TransactionLog, inherit_metadata

@@ -10,7 +10,7 @@ import numpy as np
 
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import RefTargets
+from icefloe.ledger.ledger import RefTargets
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import (
     Listed,

@@ -13,7 +13,7 @@ from icefloe.blocking import blocking
 from icefloe.display.card import format_bytes
 from icefloe.errors import InvalidInputError, UnsupportedVersionError
 from icefloe.lazy_exports import lazy_module
-from icefloe.ledger.contract import RepositoryAdministration
+from icefloe.ledger.ledger import RepositoryAdministration
 from icefloe.session.open_repository import RepositoryContext, build_context
 from icefloe.storage.wrappers import MethodMetrics, ObservedStorage
 

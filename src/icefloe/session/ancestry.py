@@ -17,7 +17,7 @@ import numpy.typing as npt
 from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.ledger import Tip
 from icefloe.manifests.cells import Boxes, box_array, in_box, intersect, to_extents
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.ids import NodeId, new_chunk_id
 from icefloe.manifests.cells import ClearedChunks, PartRef, bounding_box, filled_boxes, filter_box, intersect
 from icefloe.manifests.chunk_columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take

@@ -31,7 +31,7 @@ from icefloe.errors import (
     SnapshotNotFoundError,
 )
 from icefloe.ids import NodeId, ObjectId, new_object_id
-from icefloe.ledger.contract import StaleTipError, Tip
+from icefloe.ledger.ledger import StaleTipError, Tip
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
 from icefloe.manifests.manifest_plan import (
     BuiltManifest,

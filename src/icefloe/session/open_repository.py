@@ -47,9 +47,8 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.formats.config_document import decode_config, encode_config
-from icefloe.formats.contract import Format, get_format
+from icefloe.formats.format import Format, get_format
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.ledger.contract import Ledger, Tip
 from icefloe.ledger.generations import (
     DEFAULT_SPEC_VERSION,
     GENERATIONS,
@@ -59,6 +58,7 @@ from icefloe.ledger.generations import (
     locate_files,
     make_ledger,
 )
+from icefloe.ledger.ledger import Ledger, Tip
 from icefloe.manifests.manifest_plan import manifests_to_preload
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion

@@ -10,7 +10,7 @@ from icefloe.blocking import awaitable, blocking, run_blocking
 from icefloe.display.card import Card, CardMixin, Fact, Styled, first_line, format_count, format_time
 from icefloe.errors import FinishedSessionError, InvalidInputError, ReadOnlyError, SessionStateError
 from icefloe.ids import ObjectId
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.ledger import Tip
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Diff, Snapshot
 from icefloe.session import commit as committing

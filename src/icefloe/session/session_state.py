@@ -31,7 +31,7 @@ from icefloe.errors import (
     SessionStateError,
 )
 from icefloe.ids import NODE_ID_BYTES, NodeId, new_node_id
-from icefloe.ledger.contract import Tip
+from icefloe.ledger.ledger import Tip
 from icefloe.manifests.cells import PartRef, filter_box, in_box, intersect
 from icefloe.manifests.chunk_columns import Found, merge_edits, overlay, take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, highest, rows_below

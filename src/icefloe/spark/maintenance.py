@@ -24,7 +24,7 @@ from pyspark.storagelevel import StorageLevel
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ReadOnlyError
 from icefloe.ids import ALPHABET, ObjectId, text_length
-from icefloe.ledger.contract import CONVERSION, check_not_converting
+from icefloe.ledger.ledger import CONVERSION, check_not_converting
 from icefloe.maintenance.collect import (
     DELETE_BATCH,
     KINDS,

@@ -20,7 +20,7 @@ from icefloe.errors import (
     IcefloeError,
     NotFoundError,
 )
-from icefloe.formats.contract import get_format
+from icefloe.formats.format import get_format
 from icefloe.ids import ObjectId
 from icefloe.maintenance.merge import MERGED
 from icefloe.model.capabilities import SpecVersion

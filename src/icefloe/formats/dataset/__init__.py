@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from icefloe.errors import UnsupportedError
-from icefloe.formats.contract import Format
 from icefloe.formats.dataset import manifest as manifest_file
 from icefloe.formats.dataset import parquet as attributes_file
 from icefloe.formats.dataset import snapshot as structure_file
 from icefloe.formats.dataset.state import State, encode_state, parse_state, snapshot_entry
+from icefloe.formats.format import Format
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo, TransactionLog

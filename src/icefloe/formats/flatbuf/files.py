@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.formats.byte_columns import texts_of
-from icefloe.formats.contract import OpenManifest
 from icefloe.formats.flatbuf.decode import MAX_BODY_BYTES, Body, Tables, item_positions, root_table
 from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FlatWriter, TableBlock
 from icefloe.formats.flatbuf.manifest import (
@@ -24,6 +23,7 @@ from icefloe.formats.flatbuf.snapshot import (
     encode_snapshot_body,
     object_ids,
 )
+from icefloe.formats.format import OpenManifest
 from icefloe.formats.header import WRITER, DecompressionLimits, FileType, decode_file, encode_file
 from icefloe.ids import NodeId, ObjectId
 from icefloe.model.snapshot import Manifest, Move, Snapshot, SnapshotInfo, TransactionLog, WrittenColumns, join_written

@@ -12,9 +12,9 @@ import zstandard
 
 from icefloe.errors import InvalidInputError
 from icefloe.formats.byte_columns import Strings, decode_texts, dictionary_of, gather_rows, join_texts
-from icefloe.formats.contract import OpenManifest
 from icefloe.formats.flatbuf.decode import Body, Positions, Table, Tables, Vectors, item_table, root, root_table
 from icefloe.formats.flatbuf.encode import OFFSET_TYPE, Coordinates, FieldType, FlatWriter, TableBlock
+from icefloe.formats.format import OpenManifest
 from icefloe.ids import NodeId, decode_base32, encode_base32
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, ChunkTables, join_tables
 from icefloe.model.snapshot import Manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping
 
-from icefloe.formats.contract import Format, OpenManifest
 from icefloe.formats.flatbuf import files
 from icefloe.formats.flatbuf.snapshot import ROOT_MARK_1, make_initial_snapshot
+from icefloe.formats.format import Format, OpenManifest
 from icefloe.ids import ObjectId
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog

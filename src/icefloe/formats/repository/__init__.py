@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from icefloe.formats.contract import DecodedManifest, Format, OpenManifest
+from icefloe.formats.format import DecodedManifest, Format, OpenManifest
 from icefloe.formats.header import (
     WRITER,
     ZSTD_MAGIC,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.contract import OpenManifest
+from icefloe.formats.format import OpenManifest
 from icefloe.formats.repository.manifest_writer import (
     ETAG,
     HINT_PREFIX,

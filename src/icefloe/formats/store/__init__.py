@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from icefloe.errors import UnsupportedError
-from icefloe.formats.contract import Format
+from icefloe.formats.format import Format
 from icefloe.formats.store import manifest as manifest_file
 from icefloe.formats.store import snapshot as snapshot_file
 from icefloe.formats.store.snapshot import ID_BYTES
