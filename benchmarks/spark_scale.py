@@ -1,0 +1,308 @@
+"""Does a Spark job stay within bounds at scale? Many source files, many chunks in one plan, arrays larger than memory.
+
+Run with `python -m benchmarks.spark_scale [--sources 1000 10000 100000] [--chunks 1e5 1e6 1e7] [--gigabytes 0.25 2]`.
+
+* Sources: HDF5 files with one time each are ingested by reference. Each phase is timed: the list of files, the schemas
+  that tasks read, the plan, the writing tasks, and the commit.
+* Chunks: the driver plans a copy of and a computation over an array with that many chunks of 1 MiB.
+* Gigabytes: an array of that size is rechunked and ingested natively, with two settings of `task_bytes`. The memory of
+  the Python workers is sampled while the job runs.
+
+Every measurement runs in a process of its own. Memory is the highest memory of a process above that before the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MIB = 1 << 20
+SIDE = 512
+"""Cells along each horizontal dimension of the large arrays."""
+
+
+def resident_mb(pid: str = "self") -> float:
+    with Path(f"/proc/{pid}/statm").open() as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / MIB
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@contextmanager
+def timed(facts: dict[str, float], name: str) -> Iterator[None]:
+    started, worked = time.perf_counter(), time.process_time()
+    yield
+    facts[f"{name} s"] = facts.get(f"{name} s", 0) + time.perf_counter() - started
+    facts[f"{name} cpu s"] = facts.get(f"{name} cpu s", 0) + time.process_time() - worked
+
+
+def time_calls(module: Any, function: str, facts: dict[str, float], name: str) -> None:
+    """Time every call of a module's function."""
+    plain = getattr(module, function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with timed(facts, name):
+            return plain(*args, **kwargs)
+
+    setattr(module, function, call)
+
+
+def make_sources(folder: Path, count: int) -> None:
+    """HDF5 files that differ in their time and values: copies of one file with other bytes in two places."""
+    import h5py
+
+    model = folder / "model.nc"
+    hour, marker = 123456789.0, 987654.25
+    with h5py.File(model, "w") as file:
+        for name, values in (("time", [hour]), ("lat", np.arange(8.0)), ("lon", np.arange(16.0))):
+            file.create_dataset(name, data=np.asarray(values, dtype="f8")).make_scale(name)
+        file["time"].attrs["units"] = "hours since 1970-01-01"
+        cells = file.create_dataset("t2m", data=np.full((1, 8, 16), marker), chunks=(1, 4, 16))
+        for axis, name in enumerate(("time", "lat", "lon")):
+            cells.dims[axis].attach_scale(file[name])
+    data = bytearray(model.read_bytes())
+    model.unlink()
+    at = data.index(np.float64(hour).tobytes())
+    cell = data.index(np.float64(marker).tobytes())
+    for number in range(count):
+        data[at : at + 8] = np.float64(number).tobytes()
+        data[cell : cell + 8] = np.float64(number % 251).tobytes()
+        below = folder / f"{number // 1000:04d}"
+        if number % 1000 == 0:
+            below.mkdir()
+        (below / f"{number:07d}.nc").write_bytes(data)
+
+
+def ingest_sources(count: int, folder: Path) -> dict[str, float]:
+    from icefloe.spark import connect, ingest, ingest_commit
+
+    module = sys.modules["icefloe.spark.ingest"]
+    files = folder / "files"
+    files.mkdir()
+    make_sources(files, count)
+    spark = connect("local[2,4]", quick_start=True)
+    spark.range(8).count()
+    facts: dict[str, float] = {}
+    time_calls(module, "expand_sources", facts, "list")
+    time_calls(module, "fetch_schemas", facts, "schemas")
+    time_calls(ingest_commit, "plan_first_pass", facts, "plan")
+    time_calls(ingest_commit, "write_with_tasks", facts, "tasks")
+    before = peak_mb()
+    with timed(facts, "all"):
+        outcome = ingest(
+            spark, str(files / "*/*.nc"), folder / "repo", mode="virtual", append_dim="time", progress=False
+        )
+    facts["driver MB"] = peak_mb() - before
+    facts["references"] = outcome.references
+    facts["rest s"] = facts["all s"] - sum(facts[f"{name} s"] for name in ("list", "schemas", "plan", "tasks"))
+    assert outcome.plan is not None
+    check_sources(folder / "repo", list(outcome.plan.containers), count)
+    spark.stop()
+    return facts
+
+
+def check_sources(path: Path, prefixes: list[str], count: int) -> None:
+    """Compare the values of a sample of files with those of the repository."""
+    import zarr
+
+    import icefloe
+
+    access = icefloe.containers_credentials(dict.fromkeys(prefixes))
+    session = icefloe.Repository.open(str(path), authorize_virtual_chunk_access=access).readonly_session("main")
+    array = zarr.open_array(session.store, path="t2m", mode="r")
+    assert array.shape[0] == count
+    for number in range(0, count, max(1, count // 20)):
+        assert array[number, 0, 0] == number % 251
+
+
+def plan_chunks(count: int, folder: Path) -> dict[str, float]:
+    """Plan jobs over one array with that many chunks. Nothing is written, and Spark is not started."""
+    import xarray as xr
+    import zarr
+
+    import icefloe
+    from icefloe.spark.copy import CopySelection, plan_copy
+    from icefloe.spark.map_blocks import plan_blocks
+
+    repository = icefloe.Repository.create(str(folder / "repo"))
+    session = repository.writable_session("main")
+    zarr.create_array(
+        session.store,
+        name="x",
+        shape=(count, SIDE, SIDE),
+        chunks=(1, SIDE, SIDE),
+        dtype="f4",
+        dimension_names=["time", "y", "x"],
+    )
+    session.commit("array")
+    readonly = repository.readonly_session("main")
+    facts: dict[str, float] = {}
+    before = peak_mb()
+    with timed(facts, "copy"):
+        facts["copy tasks"] = len(plan_copy(readonly, CopySelection(), "", 128 * MIB).tasks)
+    dataset = xr.open_zarr(readonly.store, consolidated=False, chunks=None)
+    with timed(facts, "blocks"):
+        facts["block tasks"] = len(plan_blocks(dataset, task_bytes=128 * MIB).windows())
+    facts["driver MB"] = peak_mb() - before
+    return facts
+
+
+class WorkerMemory:
+    """Samples the memory of the Python workers below this process."""
+
+    def __init__(self) -> None:
+        self.peak_mb = 0.0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> WorkerMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ends.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    if b"pyspark" in path.read_bytes() and b"daemon" in path.read_bytes():
+                        self.peak_mb = max(self.peak_mb, resident_mb(path.parent.name))
+                except OSError:
+                    continue
+
+
+def make_array(path: Path, gigabytes: float) -> None:
+    """An array of chunks with one time each."""
+    import zarr
+
+    import icefloe
+
+    times = int(gigabytes * 2**30 / (SIDE * SIDE * 4))
+    repository = icefloe.Repository.create(str(path))
+    session = repository.writable_session("main")
+    array = zarr.create_array(
+        session.store,
+        name="x",
+        shape=(times, SIDE, SIDE),
+        chunks=(1, SIDE, SIDE),
+        dtype="f4",
+        dimension_names=["time", "y", "x"],
+    )
+    noise = np.random.default_rng(0).integers(0, 1000, (SIDE, SIDE)).astype("f4")
+    for first in range(0, times, 32):
+        block = np.arange(first, min(first + 32, times), dtype="f4")
+        array[first : first + 32] = noise + block[:, None, None]
+    session.commit("array")
+
+
+def make_large_files(folder: Path, gigabytes: float) -> None:
+    """HDF5 files of 256 MiB, larger than a task."""
+    import h5py
+
+    folder.mkdir()
+    each = 256
+    noise = np.random.default_rng(0).integers(0, 1000, (SIDE, SIDE)).astype("f4")
+    for number in range(max(1, int(gigabytes * 4))):
+        with h5py.File(folder / f"{number:04d}.h5", "w") as file:
+            times = file.create_dataset("time", data=np.arange(number * each, (number + 1) * each, dtype="f8"))
+            times.make_scale("time")
+            cells = file.create_dataset("x", (each, SIDE, SIDE), "f4", chunks=(1, SIDE, SIDE))
+            cells.dims[0].attach_scale(times)
+            for first in range(each):
+                cells[first] = noise + np.float32(number * each + first)
+
+
+def work_beyond_memory(gigabytes: float, task_mib: int, folder: Path) -> dict[str, float]:
+    import zarr
+
+    import icefloe
+    from icefloe.spark import connect, ingest, rechunk
+
+    make_array(folder / "repo", gigabytes)
+    make_large_files(folder / "files", gigabytes)
+    spark = connect("local[2,4]", quick_start=True)
+    spark.range(8).count()
+    facts: dict[str, float] = {"gigabytes": gigabytes, "task_bytes MiB": task_mib}
+    before = peak_mb()
+    with WorkerMemory() as workers, timed(facts, "rechunk"):
+        chunks = {"time": 256, "y": 64, "x": 64}
+        rechunk(spark, str(folder / "repo"), chunks, task_bytes=task_mib * MIB, progress=False)
+    facts["rechunk worker MB"] = workers.peak_mb
+    with WorkerMemory() as workers, timed(facts, "ingest"):
+        target = folder / "native"
+        ingest(spark, str(folder / "files/*.h5"), target, append_dim="time", task_bytes=task_mib * MIB, progress=False)
+    facts["ingest worker MB"] = workers.peak_mb
+    facts["driver MB"] = peak_mb() - before
+    for name in ("repo", "native"):
+        session = icefloe.Repository.open(str(folder / name)).readonly_session("main")
+        array = zarr.open_array(session.store, path="x", mode="r")
+        np.testing.assert_array_equal(np.diff(array[:, 3, 5]), 1)
+    spark.stop()
+    return facts
+
+
+def in_child(what: str, *arguments: object) -> dict[str, float]:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.spark_scale", "--child", what, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    if done.returncode:
+        raise SystemExit(done.stderr[-4000:])
+    facts: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return facts
+
+
+def show(title: str, rows: list[dict[str, float]]) -> None:
+    print(f"\n{title}")
+    names = list(rows[0])
+    widths = [max(len(name), 10) for name in names]
+    print("  ".join(name.rjust(width) for name, width in zip(names, widths, strict=True)))
+    for row in rows:
+        cells = (f"{row[name]:,.0f}" if row[name] >= 1000 else f"{row[name]:.4g}" for name in names)
+        print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
+
+
+CHILDREN: dict[str, Callable[..., dict[str, float]]] = {
+    "sources": lambda count, folder: ingest_sources(int(count), folder),
+    "chunks": lambda count, folder: plan_chunks(int(float(count)), folder),
+    "memory": lambda gigabytes, mib, folder: work_beyond_memory(float(gigabytes), int(mib), folder),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sources", type=int, nargs="*", default=[1000, 10_000, 100_000])
+    parser.add_argument("--chunks", type=float, nargs="*", default=[1e5, 1e6, 1e7])
+    parser.add_argument("--gigabytes", type=float, nargs="*", default=[0.25, 2])
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            print(json.dumps(CHILDREN[arguments.child[0]](*arguments.child[1:], Path(folder))))
+        return
+    if arguments.sources:
+        show("Ingest by reference", [{"sources": count, **in_child("sources", count)} for count in arguments.sources])
+    if arguments.chunks:
+        show("Plans on the driver", [{"chunks": count, **in_child("chunks", count)} for count in arguments.chunks])
+    if arguments.gigabytes:
+        rows = [in_child("memory", size, mib) for mib in (16, 128) for size in arguments.gigabytes]
+        show("Arrays larger than the memory of a task", rows)
+
+
+if __name__ == "__main__":
+    main()
