@@ -18,7 +18,7 @@ from tests.tables.query_generator import make_repository
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError, RefNotFoundError, UnsupportedError
 from icefloe.tables import scan
-from icefloe.tables.queries import explain
+from icefloe.tables.queries import DuckDBEngine, explain, run_query
 from icefloe.tables.statistics import keep_rows, measure_chunks
 
 
@@ -281,3 +281,98 @@ def test_a_wrong_column_is_named(repo: icefloe.Repository, query: str, message: 
 )
 def test_a_name_that_is_not_a_column_of_a_table_is_not_refused(repo: icefloe.Repository, query: str) -> None:
     assert len(icefloe.sql(repo, query)) == 1
+
+
+def many_types() -> icefloe.Repository:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    with repo.transaction("main", message="data") as store:
+        times = zarr.create_array(store, name="time", shape=4, dtype="i8", dimension_names=["time"])
+        times[:], times.attrs["units"] = np.arange(4) * 13, "hours since 2020-03-28"
+        label = zarr.create_array(store, name="label", shape=3, dtype="str", dimension_names=["label"])
+        label[:] = ["b", "", "ö"]
+        dims = {"shape": (4, 3), "chunks": (2, 2), "dimension_names": ["time", "label"]}
+        for kind in ("i1", "u2", "i4", "i8", "f4", "f8", "bool"):
+            array = zarr.create_array(store, name=f"v_{kind}", dtype=kind, **dims)
+            array[:] = (np.arange(12).reshape(4, 3) * 7 % 5).astype(kind)
+        hole = zarr.open_array(store, path="v_f4", mode="r+")
+        hole[1, 1] = np.nan
+        waiting = zarr.create_array(store, name="waiting", dtype="timedelta64[s]", **dims)
+        waiting[:] = np.arange(12).reshape(4, 3).astype("timedelta64[s]")
+        when = zarr.create_array(store, name="due", dtype="i4", **dims)
+        when[:], when.attrs["units"] = 3, "days since 2020-01-01"
+    return repo
+
+
+PLAIN = [
+    "select * from {t}",
+    "select {t}, time, label from {t} where {t} > 1",
+    "select t.label as `Some Name`, t.{t} from {t} t where t.time >= '2020-03-28 13:00:00' and t.{t} is not null",
+    "select {t} from {t} where {t} = 1.5 or label in ('b', 'ö')",
+    "select {t} from {t} where time between '2020-03-29' and '2020-03-30' and not label = 'b'",
+    "select {t} as a, {t} as b from {t} where {t} >= 3 and time < '2020-01-01'",
+    "select max({t}), count({t}) as n from {t}",
+    "select label, hour(time), min({t}) from {t} where label <> 'ö' group by 1, 2",
+    "select time, count(*) from {t} where {t} <> 2 group by time",
+]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("column", ["v_i1", "v_u2", "v_i4", "v_i8", "v_f4", "v_f8", "v_bool", "waiting", "due"])
+def test_a_query_that_runs_without_duckdb_has_the_result_of_duckdb(
+    column: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = many_types()
+    session = repo.readonly_session("main")
+    for text in PLAIN:
+        query = text.format(t=column)
+        for limit in (None, 2):
+            try:
+                found: Any = run_query(repo, session, query, time_zone=zone, limit=limit).arrow()
+            except InvalidInputError as error:
+                found = str(error)
+            with monkeypatch.context() as patch:
+                patch.setattr("icefloe.tables.queries.select_without_engine", lambda prepared, limit=None: None)
+                try:
+                    expected: Any = run_query(repo, session, query, time_zone=zone, limit=limit).arrow()
+                except InvalidInputError as error:
+                    expected = str(error)
+            if isinstance(expected, str):
+                assert found == expected, query
+                continue
+            assert found.schema == expected.schema, query
+            if "group by" not in query:
+                assert found.to_pylist() == expected.to_pylist(), query
+            elif limit is None:  # DuckDB returns groups in any order
+                assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), query
+            else:
+                assert len(found) == len(expected), query
+
+
+@pytest.mark.parametrize(
+    ("query", "needed"),
+    [
+        ("select v_f4, time from v_f4 where v_f4 > 1 and time > '2020-03-29'", False),
+        ("select label, max(v_f4) from v_f4 where label = 'b' group by label", False),
+        ("select * from v_i4", False),
+        ("select v_i4 + 1 from v_i4", True),
+        ("select v_i4 from v_i4 order by 1", True),
+        ("select distinct v_i4 from v_i4", True),
+        ("select v_i4 from v_i4 limit 2", True),
+        ("select v_i4, v_i4 from v_i4", True),
+        ("select a.v_i4 from v_i4 a, v_i4 b", True),
+        ("select v_i4 from v_i4 where v_i4 > time_is_it()", True),
+        ("select max(v_i4) from v_i4 having count(*) > 1", True),
+        ("select q.a from v_i4 as q(a, b, c)", True),
+        ("select v_i4 from v_i4 tablesample (50 percent)", True),
+    ],
+)
+def test_duckdb_runs_what_is_more_than_a_selection(query: str, needed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = many_types()
+    started = []
+    original = DuckDBEngine._connection.fget
+    monkeypatch.setattr(DuckDBEngine, "_connection", property(lambda self: (started.append(1), original(self))[1]))
+    try:
+        run_query(repo, repo.readonly_session("main"), query)
+    except InvalidInputError:
+        assert needed
+    assert bool(started) == needed

@@ -210,3 +210,24 @@ def test_floats_compare_as_doubles_and_nan_is_the_largest(
     column = pa.array(values, type=pa.float32() if single else pa.float64(), from_pandas=False)
     found = match_leaf(column, Comparison("v", operator, other), None)
     assert found is not None and found.tolist() == [_as_sql(value, operator, other) for value in values]
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=8),
+    st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.floats(width=32, allow_nan=False)),
+    st.sampled_from(["<", "<=", ">", ">=", "=", "!="]),
+    st.integers(-2, 2),
+)
+def test_singles_are_compared_with_a_double_as_if_they_were_doubles(
+    singles: list[float], number: float, operator: Any, steps: int
+) -> None:
+    """Also where the double lies next to one of the singles."""
+    values = np.array(singles, dtype="f4")
+    for constant in (number, float(np.float64(values[0])) if np.isfinite(values[0]) else number):
+        for _ in range(abs(steps)):
+            constant = float(np.nextafter(constant, np.inf if steps > 0 else -np.inf))
+        leaf = Comparison("v", operator, constant)
+        wide = match_leaf(pa.array(values.astype("f8")), leaf, dt.UTC)
+        narrow = match_leaf(pa.array(values), leaf, dt.UTC)
+        assert wide is not None and narrow is not None
+        assert narrow.tolist() == wide.tolist()

@@ -119,3 +119,36 @@ def test_totals_count_what_is_there_and_are_left_open_where_a_double_does_not_ho
     session = repo.readonly_session("main")
     ranges = load_ranges(session, find_grid(session, "/", ["v"]).variables[0])
     assert ranges is not None and np.isnan(ranges.total[0]) and ranges.total[1] == 15
+
+
+def test_complete_statistics_are_read_once_and_incomplete_ones_again_when_there_are_more(
+    repo: icefloe.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = repo.readonly_session("main")
+    [variable] = find_grid(session, "/", ["v"]).variables
+    values = np.arange(40.0).reshape(4, 2, 5)
+    listed: list[str] = []
+    storage = session.state.context.storage
+    list_names = type(storage).list_names
+
+    async def counted(self: object, prefix: str) -> list[str]:
+        listed.append(prefix)
+        return await list_names(self, prefix)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(storage), "list_names", counted)
+    assert load_ranges(session, variable) is None
+    keep_rows(session, variable, measure_chunks(variable, [(0, values[0])]))
+    ranges = load_ranges(session, variable)
+    assert ranges is not None and ranges.known.sum() == 1
+    assert load_ranges(session, variable) is ranges  # the same files
+    keep_rows(session, variable, measure_chunks(variable, [(n, values[n]) for n in (1, 2, 3)]))
+    listed.clear()
+    ranges = load_ranges(session, variable)
+    assert ranges is not None and ranges.known.all() and len(listed) == 1
+    assert load_ranges(session, variable) is ranges and len(listed) == 1
+    # Another session reads them itself.
+    again = load_ranges(repo.readonly_session("main"), variable)
+    assert again is not None and again is not ranges and again.known.all()
+    # A writable session can change chunks, so nothing is kept for it.
+    writable = repo.writable_session("main")
+    assert load_ranges(writable, variable) is not load_ranges(writable, variable)

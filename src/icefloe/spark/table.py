@@ -454,7 +454,7 @@ def sql(
 def prepare_query(spark: SparkSession, repository: Repository, session: Session, query: str) -> PreparedQuery:
     """Plan a query for a Spark session, and find the chunks that it reads."""
     tasks = parallelism(spark) * TASKS_PER_CORE
-    traits = EngineTraits(_Evaluation(spark), tasks, needs_values=True, is_costly=True)
+    traits = EngineTraits(_Evaluation(spark), tasks, needs_values=True)
     return prepare(query, Catalog.of(repository, session, spark.conf.get(TIME_ZONE) or "UTC"), traits)
 
 

@@ -104,13 +104,25 @@ def _compare(values: pa.Array, operator: Operator, value: Value, zone: dt.tzinfo
         exact = _EXACT_SINGLE if kind == pa.float32() else _EXACT_DOUBLE
         if isinstance(value, int) and abs(value) > exact:
             return None
-        # Use a double, so that numpy compares doubles. In SQL, NaN is the largest number. In numpy, comparisons are
-        # false.
-        number = np.float64(value)
-        if operator in (">", ">="):
-            return _apply(lambda a, b: ~(a <= b if operator == ">" else a < b), values, number)
-        return _apply(_COMPARE[operator], values, number)
+        return _compare_floats(values, operator, np.float64(value))
     return None
+
+
+def _compare_floats(values: pa.Array, operator: Operator, number: np.floating[Any]) -> Mask:
+    """Compare floats with a double. Numpy would convert singles to doubles, which takes longer than to compare them."""
+    if values.type == pa.float32():
+        with np.errstate(over="ignore"):
+            single = np.float32(number)
+        if single == number:
+            number = single
+        elif operator not in ("=", "!="):
+            # No single lies between the double and the next lower single.
+            number = single if single < number else np.nextafter(single, np.float32(-np.inf))
+            operator = "<=" if operator in ("<", "<=") else ">"
+    if operator in (">", ">="):
+        # In SQL, NaN is the largest number. In numpy, comparisons with it are false.
+        return _apply(lambda a, b: ~(a <= b if operator == ">" else a < b), values, number)
+    return _apply(_COMPARE[operator], values, number)
 
 
 def value_microseconds(value: Value, zone: dt.tzinfo | None) -> int | None:
@@ -173,6 +185,15 @@ def exact_rows(batch: pa.RecordBatch, predicate: Predicate | None, zone: dt.tzin
         return batch
     mask = _rows(batch, predicate, zone)
     return batch if mask.all() else batch.filter(pa.array(mask))
+
+
+def is_exact(schema: pa.Schema, predicate: Predicate, zone: dt.tzinfo | None) -> bool:
+    """Whether numpy evaluates a condition as SQL does, for columns of these types."""
+    if isinstance(predicate, And | Or):
+        return all(is_exact(schema, part, zone) for part in predicate.parts)
+    if not isinstance(predicate, Comparison | Membership | NullTest):
+        return False
+    return match_leaf(pa.array([], type=schema.field(predicate.column).type), predicate, zone) is not None
 
 
 def check_decidable(schema: pa.Schema, predicate: Predicate) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from icefloe.tables.aggregates import (
     share_blocks,
 )
 from icefloe.tables.columns import from_numpy, to_numpy
-from icefloe.tables.evaluate import match_leaf
+from icefloe.tables.evaluate import exact_rows, is_exact, match_leaf
 from icefloe.tables.grids import session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, metadata_batches, plan_parts
 from icefloe.tables.predicates import And, Or, Positions, Predicate, Unknown
@@ -156,6 +157,8 @@ class PreparedRelation:
     """Results from statistics of chunks."""
     rest: BlockList | None = None
     """The blocks that must be read for an aggregate."""
+    decided: frozenset[str] = frozenset()
+    """The texts of conditions that exactly the cells of the scan satisfy."""
 
     def describe(self) -> str:
         """Describe the chunks that are read."""
@@ -194,8 +197,6 @@ class EngineTraits:
     """The number of tasks that read at the same time."""
     needs_values: bool = False
     """Whether a relation must have a column of values."""
-    is_costly: bool = False
-    """Whether `evaluate` takes long. Conditions that can be evaluated without the engine are."""
 
 
 def prepare(query: str, catalog: Catalog, engine: EngineTraits) -> PreparedQuery:
@@ -232,7 +233,7 @@ def _prepare(relation: Relation, catalog: Catalog, engine: EngineTraits) -> Prep
             columns = (*columns, *relation.table.names[len(dimensions) :][:1])
         options = catalog.options(relation.table)
         scan = plan_scan(options, zone=zone, loose=predicate, columns=columns, tasks=engine.tasks)
-        return PreparedRelation(relation, scan)
+        return PreparedRelation(relation, scan, decided=frozenset(evaluated))
     if any(each.is_exact and each.dimension is not None and each.text not in evaluated for each in relation.conditions):
         return None
     scan = plan_scan(catalog.options(relation.table), zone=zone, loose=predicate, columns=relation.columns)
@@ -272,7 +273,7 @@ def _evaluate_conditions(relation: Relation, catalog: Catalog, engine: EngineTra
     for condition in relation.conditions:
         if condition.dimension is not None:
             values = _coordinate(relation, catalog, condition.dimension)
-            known = _match(values, condition.predicate, zone) if engine.is_costly else None
+            known = _match(values, condition.predicate, zone)
             if known is not None:
                 done[condition.text] = Positions(condition.dimension, known)
                 continue
@@ -370,6 +371,7 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
                 yield from metadata_batches(name, open_address(catalog.address), session, part)
 
         return _Stream(SCHEMAS[name], rows)
+    plan = plan.in_one_stream()
     scan, parts = plan.scan, plan.parts
     columns = relation.columns or table.dimensions[:1] or tuple(table.names[:1])
 
@@ -378,6 +380,57 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
             yield from read_columns(scan, part, columns)
 
     return _Stream(pa.schema([scan.grid.schema().field(name) for name in columns]), cells)
+
+
+_SAME_TYPES = frozenset(("int8", "int16", "int32", "int64", "float", "double", "bool", "string"))
+"""Types that DuckDB returns as it gets them."""
+
+
+def select_without_engine(prepared: PreparedQuery, limit: int | None = None) -> pa.Table | None:
+    """Return the rows of a query that selects columns of one array by conditions that numpy evaluates as SQL does.
+
+    The result is that of DuckDB. None for other queries.
+    """
+    selection = sql_plan.plain_selection(prepared.plan)
+    zone = session_zone(prepared.catalog.zone)
+    if selection is None or prepared.relations[0].scan is None or not (zone is dt.UTC or isinstance(zone, ZoneInfo)):
+        return None
+    [relation] = prepared.relations
+    rest = [each.predicate for each in selection.conditions if each.text not in relation.decided]
+    schema = relation.relation.table.schema
+    if not all(is_exact(schema, each, zone) for each in rest):
+        return None
+    types = [each.type for values in relation.keys for each in values]
+    types += [schema.field(name).type for name in selection.columns.values() if relation.work is None]
+    if not all(pa.types.is_timestamp(each) or str(each) in _SAME_TYPES for each in types):
+        return None
+    if relation.work is not None:
+        assert relation.rest is not None
+        rows = groups_table(relation, aggregate_blocks(relation.work, share_blocks(relation.rest)))
+    else:
+        rows = _read_rows(relation, And(tuple(rest)) if rest else None, zone, limit)
+    columns = {}
+    for shown, name in selection.columns.items():
+        values = rows.column(name)
+        if pa.types.is_timestamp(values.type):
+            values = values.cast(pa.timestamp("us", tz=prepared.catalog.zone))
+        columns[shown] = values
+    found = pa.table(columns)
+    return found if limit is None else found.slice(0, limit)
+
+
+def _read_rows(prepared: PreparedRelation, predicate: Predicate | None, zone: dt.tzinfo, limit: int | None) -> pa.Table:
+    """Read the cells of a relation that satisfy a condition, until there are enough."""
+    assert prepared.scan is not None
+    plan, columns = prepared.scan.in_one_stream(), prepared.relation.columns
+    batches: list[pa.RecordBatch] = []
+    for part in plan.parts:
+        for batch in read_columns(plan.scan, part, columns):
+            batches.append(exact_rows(batch, predicate, zone))
+            if limit is not None and sum(map(len, batches)) >= limit:
+                return pa.Table.from_batches(batches)
+    schema = plan.scan.grid.schema()
+    return pa.Table.from_batches(batches, schema=pa.schema([schema.field(name) for name in columns]))
 
 
 @lru_cache(maxsize=1)
@@ -439,7 +492,10 @@ class DuckDBEngine:
         return [column.combine_chunks() for column in found.columns] if len(found) == len(values) else None
 
     def run(self, prepared: PreparedQuery, limit: int | None = None) -> pa.Table:
-        """Run a query and return its rows."""
+        """Run a query and return its rows. Queries that do not need DuckDB run without it."""
+        selected = select_without_engine(prepared, limit)
+        if selected is not None:
+            return selected
         text = sql_plan.duckdb_text(prepared.plan.query)
         streams = []
         for each in prepared.relations:

@@ -232,6 +232,9 @@ def read_columns(scan: Scan, part: BlockPart, names: Sequence[str]) -> Iterator[
         values = {v.name: v.coding.decode(stored) for v, stored in zip(scan.grid.variables, block.values, strict=True)}
         mask = scan.test.matches(values) if scan.test is not None and values else None
         chosen = None if mask is None else np.flatnonzero(mask)
+        if chosen is not None and not len(chosen):
+            continue
+        within = None if chosen is None else np.unravel_index(chosen, block.shape) if block.shape else ()
         columns = []
         for name in names:
             if name not in axes:
@@ -239,9 +242,10 @@ def read_columns(scan: Scan, part: BlockPart, names: Sequence[str]) -> Iterator[
                 continue
             axis = axes[name]
             shape = tuple(-1 if each == axis else 1 for each in range(len(block.shape)))
-            positions = np.broadcast_to(block.indices[axis].reshape(shape), block.shape)
-            if chosen is not None:
-                positions = positions.reshape(-1)[chosen]
+            if within is not None:
+                positions = block.indices[axis][within[axis]]
+            else:
+                positions = np.broadcast_to(block.indices[axis].reshape(shape), block.shape)
             columns.append(_coordinate_column(coordinates[name], positions, schema.field(name).type))
         rows = block.cells if chosen is None else len(chosen)
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)

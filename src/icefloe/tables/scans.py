@@ -87,6 +87,10 @@ class ScanPlan:
     decided: bool = False
     """Whether the cells that are read are exactly those that match."""
 
+    def in_one_stream(self) -> ScanPlan:
+        """Return the plan for a reader that reads one share after the other. Idle cores decode the next chunks."""
+        return replace(self, scan=replace(self.scan, decode_ahead=self.chunks > 1))
+
     def describe(self) -> str:
         """Describe what is read, in one line."""
         names = ", ".join(variable.name for variable in self.scan.grid.variables)

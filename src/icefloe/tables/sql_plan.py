@@ -251,6 +251,61 @@ class QueryPlan:
         return "\n\n".join(_describe(relation) for relation in self.relations)
 
 
+@dataclass(frozen=True, slots=True)
+class PlainSelection:
+    """A query that selects columns of one relation by some of its conditions, and nothing else."""
+
+    columns: Mapping[str, str]
+    """The columns of the relation by their name in the result."""
+    conditions: tuple[Condition, ...]
+
+
+def plain_selection(plan: QueryPlan) -> PlainSelection | None:
+    """Return the selection that a query consists of, or None if an engine must evaluate the query."""
+    query = plan.query
+    if not isinstance(query, exp.Select) or len(plan.relations) != 1:
+        return None
+    [relation] = plan.relations
+    if any(value for name, value in query.args.items() if name not in ("expressions", "from_", "where")):
+        return None
+    table = query.args["from_"].this if query.args.get("from_") else None
+    alias = table.args.get("alias") if isinstance(table, exp.Table) else None
+    if table is None or alias is None or table.name != relation.name:
+        return None
+    if any(v for n, v in table.args.items() if n not in ("this", "alias")) or alias.args.get("columns"):
+        return None
+    columns = _selected_columns(query, relation, alias.name)
+    where = query.args.get("where")
+    texts = [each.sql(dialect=IcefloeDialect, comments=False) for each in conjuncts(where.this)] if where else []
+    known = {condition.text: condition for condition in relation.conditions}
+    if columns is None or not all(text in known for text in texts):
+        return None
+    return PlainSelection(columns, tuple(known[text] for text in texts))
+
+
+def _selected_columns(query: exp.Select, relation: Relation, alias: str) -> dict[str, str] | None:
+    """Return the columns of a relation by their name in the result. None for expressions and names that repeat."""
+    made = relation.aggregation
+    names = relation.columns if made is None else (*(k.name for k in made.keys), *(m.name for m in made.measures))
+    columns: dict[str, str] = {}
+    for projection in query.expressions:
+        if isinstance(projection, exp.Star):
+            if any(projection.args.values()) or made is not None:
+                return None
+            found = [(name, name) for name in names]
+        else:
+            column = projection.unalias()
+            if not isinstance(column, exp.Column) or column.name not in names or column.args.get("db"):
+                return None
+            if column.table and column.table.lower() != alias.lower():
+                return None
+            found = [(projection.alias or column.name, column.name)]
+        if {shown.lower() for shown, _ in found} & {shown.lower() for shown in columns}:
+            return None
+        columns |= found
+    return columns
+
+
 def _describe(relation: Relation) -> str:
     table = relation.table
     lines = [f"{relation.text}: {table.view.holds} at {table.snapshot_id}"]

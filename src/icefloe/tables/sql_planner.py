@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sqlglot import exp
 
@@ -21,7 +21,6 @@ from icefloe.tables.predicates import (
     Predicate,
     Unknown,
     columns_of,
-    find_unknown,
     predicate_of,
 )
 from icefloe.tables.sql_plan import (
@@ -637,9 +636,7 @@ class _Block:
             if node.find(exp.Query) is not None or not columns or None in columns:
                 return f"the condition {text} is not about this table only"
             condition = _condition(table, node)
-            if condition.dimension is None and (
-                find_unknown(condition.predicate) is not None or not _is_exact(table, condition.predicate, zone)
-            ):
+            if condition.dimension is None and not evaluate.is_exact(table.schema, condition.predicate, zone):
                 return f"the condition {text} needs rows"
             self._filters[condition.text] = replace(condition, is_exact=True)
         return None
@@ -857,16 +854,6 @@ def _rejects_null(predicate: Predicate) -> bool:
     if isinstance(predicate, NullTest):
         return predicate.negated
     return isinstance(predicate, Comparison | Membership)
-
-
-def _is_exact(table: Table, predicate: Predicate, zone: Any) -> bool:
-    """Return whether numpy evaluates a condition as SQL does, for columns of these types."""
-    if isinstance(predicate, And | Or):
-        return all(_is_exact(table, part, zone) for part in predicate.parts)
-    if not isinstance(predicate, Comparison | Membership | NullTest) or len(columns_of(predicate)) != 1:
-        return False
-    kind = table.schema.field(predicate.column).type
-    return evaluate.match_leaf(pa.array([], type=kind), predicate, zone) is not None
 
 
 def _is_constant(node: exp.Expr) -> bool:

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -113,16 +114,44 @@ def has_ranges(coding: ColumnCoding) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind))
 
 
+@dataclass(frozen=True, slots=True)
+class _LoadedRanges:
+    """Ranges of an array at a snapshot, and the files that they were read from."""
+
+    files: tuple[str, ...]
+    ranges: ValueRanges
+    is_complete: bool
+    """Whether all chunks have a range. Later files cannot add any."""
+
+
+_LOADED: WeakKeyDictionary[Session, dict[tuple[str, tuple[int, ...]], _LoadedRanges]] = WeakKeyDictionary()
+"""Per read-only session and array. The chunks of a snapshot do not change, so a range stays valid."""
+
+
 def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
-    """Return the stored ranges of an array's chunks, or None if there are none."""
+    """Return the stored ranges of an array's chunks, or None if there are none.
+
+    A read-only session reads them once, and again if there are new files and some chunks have no range yet.
+    """
     if not has_ranges(variable.coding) or variable.edges is not None:
         return None
+    loaded = _LOADED.setdefault(session, {}) if session.read_only else {}
+    key = variable.path, variable.chunks
+    known = loaded.get(key)
+    if known is not None and known.is_complete:
+        return known.ranges
     node = session.state.tree.array(variable.path)
-    kept = fetch_rows(session.state.context.storage, node)
+    storage, folder = session.state.context.storage, _folder(node)
+    files = run_blocking(_list_files(storage, folder))
+    if known is not None and known.files == files:
+        return known.ranges
+    kept = run_blocking(_fetch_files(storage, folder, files)) if files else None
     if kept is None:
         return None
     table = run_blocking(session.state.chunk_table(node))
-    return _join(session, node, variable, table, kept)
+    ranges = _join(session, node, variable, table, kept)
+    loaded[key] = _LoadedRanges(files, ranges, bool(ranges.known.all()))
+    return ranges
 
 
 def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64]:
@@ -241,7 +270,14 @@ def _folder(node: ArrayNode) -> str:
 
 
 async def _fetch(storage: Storage, folder: str) -> pa.Table | None:
-    names = sorted(name for name in await storage.list_names(folder) if name.endswith(".parquet"))
+    return await _fetch_files(storage, folder, await _list_files(storage, folder))
+
+
+async def _list_files(storage: Storage, folder: str) -> tuple[str, ...]:
+    return tuple(sorted(name for name in await storage.list_names(folder) if name.endswith(".parquet")))
+
+
+async def _fetch_files(storage: Storage, folder: str, names: Sequence[str]) -> pa.Table | None:
     found = await asyncio.gather(*(_fetch_file(storage, folder + name) for name in names))
     tables = [table for table in found if table is not None]
     return pa.concat_tables(tables) if tables else None
@@ -280,7 +316,7 @@ def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
 
 
 async def _keep(storage: Storage, folder: str, rows: pa.Table) -> None:
-    names = sorted(name for name in await storage.list_names(folder) if name.endswith(".parquet"))
+    names = await _list_files(storage, folder)
     if len(names) >= _MOST_FILES:
         older = await _fetch(storage, folder)
         rows = rows if older is None else pa.concat_tables([older, rows])

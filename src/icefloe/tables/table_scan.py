@@ -152,7 +152,7 @@ class TableScan:
         names = list(columns or self.columns)
         tested = set() if self.predicate is None else columns_of(self.predicate)
         read = [*names, *(n for n in _grid(self.options).schema().names if n.lower() in tested and n not in names)]
-        plan = self.plan(read, further)
+        plan = self.plan(read, further).in_one_stream()
         for part in plan.parts:
             for batch in read_columns(plan.scan, part, read):
                 kept = exact_rows(batch, self.predicate, self.zone)
