@@ -53,6 +53,8 @@ class Contended:
     """Of each commit."""
     counts: Counter[str]
     """Requests by method and folder."""
+    steps: int
+    """Steps of the event loop: a count of the work that does not depend on the machine."""
 
     @property
     def per_second(self) -> float:
@@ -99,13 +101,13 @@ def run_writers(inner: Storage, layout: str, writers: int, commits: int, seed: i
             await repo.readonly_session_async("main")
         known = len([info async for info in repos[0].async_ancestry(branch="main")])
         counting.counts.clear()
-        started = loop.time()
+        started, first_step = loop.time(), loop.steps
         await asyncio.gather(*(commit_repeatedly(repo, layout, w, commits) for w, repo in enumerate(repos)))
-        seconds, counts = loop.time() - started, Counter(counting.counts)
+        seconds, counts, steps = loop.time() - started, Counter(counting.counts), loop.steps - first_step
         landed = [info async for info in repos[0].async_ancestry(branch="main")][:-known]
         assert len(landed) == writers * commits
         tries = tuple(1 + info.metadata.get("__icechunk", {}).get("rebase_attempts", 0) for info in landed)
-        return Contended(seconds, tries, counts)
+        return Contended(seconds, tries, counts, steps)
 
     def simulate() -> Contended:
         source = random.Random(seed)

@@ -245,9 +245,15 @@ class Icechunk2Ledger(Ledger):
                 return edits.add_amendment(info, branch, tip.snapshot_id, snapshot)
             return edits.add_commit(info, branch, tip.snapshot_id, snapshot)
 
+        def check(head: RepoHead) -> None:
+            # Whoever lost a race needs one ref of the new file, not the whole history.
+            found = head.find_branch(branch)
+            if found is not None and found != tip.snapshot_id and not head.may_list(snapshot.id):
+                raise ConflictError(expected_parent=tip.snapshot_id, actual_parent=found)
+
         known = self._seen
         start = known if known is not None and known.version == tip.version_token else None
-        landed = await self._apply(edit, start)
+        landed = await self._apply(edit, start, check=check)
         return Tip(snapshot.id, landed.version, landed)
 
     def collected_since(self, earlier: Tip, later: Tip) -> bool:
@@ -439,12 +445,18 @@ class Icechunk2Ledger(Ledger):
         known: SeenRepo | None = None,
         *,
         while_offline: bool = False,
+        check: Callable[[RepoHead], None] | None = None,
     ) -> SeenRepo:
-        """Change the repo file in one atomic step. If another writer changed it, the edit is repeated."""
+        """Change the repo file in one atomic step. If another writer changed it, the edit is repeated.
+
+        `check` may refuse the edit before the whole file is decoded.
+        """
         for number, pause in enumerate(CONTENTION.pauses()):
             seen = known if number == 0 and known is not None else await self.fetch()
             if not while_offline:
                 _require_online(seen.head.status)
+            if check is not None:
+                check(seen.head)
             now_us = next_update_time(seen.info, _now_us())
             planned = edit(seen.info, now_us)
             if planned is None:

@@ -192,14 +192,23 @@ async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt
 
 
 async def compare_snapshots(
-    old: Snapshot, new: Snapshot, metadata_files: MetadataFiles, *, chunks: bool = True
+    old: Snapshot,
+    new: Snapshot,
+    metadata_files: MetadataFiles,
+    *,
+    chunks: bool = True,
+    wanted: Container[NodeId] | None = None,
 ) -> TransactionLog:
     """The log of the change from one snapshot to another, found by comparing every node.
 
-    Without `chunks` it tells of none in arrays that both have.
+    Without `chunks` it lists no chunks of arrays that both have. With `wanted` it lists chunks of these arrays only.
     """
     log = compare_nodes(old, new)
-    suspects = [(was, now) for was, now in suspected_arrays(old, new) if chunks or was is None]
+    suspects = [
+        (was, now)
+        for was, now in suspected_arrays(old, new)
+        if (chunks or was is None) and (wanted is None or now.id in wanted)
+    ]
     lookup, limit = ChunkLookup(metadata_files), asyncio.Semaphore(_GROUPS_AT_ONCE)
 
     async def compare(group: Sequence[ArrayPair]) -> list[npt.NDArray[np.uint32]]:
@@ -457,9 +466,10 @@ async def fetch_log(
 ) -> TransactionLog:
     """What a snapshot changed: its log, or a comparison where the generation or an early writer left none.
 
-    `parent` saves a request where the caller has it; `wanted` are the arrays of which every chunk must be told. `tip`
-    is given by who walked the history of it with `ancestry_at`: then expiry since that walk changes nothing. `fetch`
-    is given by who fetches several logs at once.
+    `parent` saves a request where the caller has it. With `wanted`, all changed chunks of these arrays are listed, and
+    chunks of other arrays may be missing: their references are not compared. `tip` is given by who walked the history
+    of it with `ancestry_at`: then expiry since that walk changes nothing. `fetch` is given by who fetches several logs
+    at once.
     """
     logs: list[TransactionLog] = []
     if parent is not None and snapshot.metadata.get(REWRITTEN_PARENT_KEY) == parent.id:
@@ -478,7 +488,7 @@ async def fetch_log(
             logs = []
     if len(logs) == 1:
         if context.ledger.parents_change_unseen and parent is not None and is_cut_off(logs[0], parent, snapshot):
-            return await compare_snapshots(parent, snapshot, context.metadata_files)
+            return await compare_snapshots(parent, snapshot, context.metadata_files, wanted=wanted)
         return logs[0]
     if parent is None:
         parent_id = (await context.ledger.fetch_info(snapshot.id)).parent_id
@@ -487,7 +497,7 @@ async def fetch_log(
         parent = await context.metadata_files.fetch_snapshot(parent_id)
         return await fetch_log(context, snapshot, parent, wanted, tip, fetch)
     if not logs:
-        return await compare_snapshots(parent, snapshot, context.metadata_files)
+        return await compare_snapshots(parent, snapshot, context.metadata_files, wanted=wanted)
     return await join_logs(logs, parent, snapshot, context.metadata_files, wanted)
 
 

@@ -627,7 +627,8 @@ async def _carry_over(
             return await context.metadata_files.fetch_snapshot(snapshot_id)
 
     for theirs in await asyncio.gather(*map(fetch_snapshot, ids)):
-        wanted = changes.edits.keys() | changes.parts.keys()
+        # Only arrays that the changes write, resize, move or delete can be in conflict.
+        wanted = {*changes.edits, *changes.parts, *changes.cleared, *changes.origin}
         log = await fetch_log(context, theirs, base, wanted, tip, fetch)
         log = log_since(log, base, theirs)
         log = await drop_false_conflicts(log, base, changes, theirs, context.metadata_files)

@@ -17,7 +17,7 @@ from icefloe.formats.flatbuf.files import open_body, seal_body
 from icefloe.formats.flatbuf.flexbuffers import RawMetadata, decode_flexible, decode_metadata, read_items, write_items
 from icefloe.formats.flatbuf.snapshot import object_ids
 from icefloe.formats.header import FileType, parse_header
-from icefloe.ids import ObjectId, encode_base32, encode_base32_column
+from icefloe.ids import ObjectId, decode_base32, encode_base32, encode_base32_column
 from icefloe.model import status as public
 from icefloe.model.snapshot import from_microseconds
 from icefloe.model.status import FeatureFlag, RepoAvailability, RepoStatus, Update, UpdateType
@@ -172,6 +172,10 @@ class RepoHead:
     def find_tag(self, name: str) -> ObjectId | None:
         """The snapshot of a tag. None as for branches."""
         return self._find_ref(TAGS, name)
+
+    def may_list(self, snapshot_id: ObjectId) -> bool:
+        """Whether the file may list a snapshot. If False, the id is nowhere in the file, in any order of its tables."""
+        return decode_base32(snapshot_id, 12) in self._body.data
 
     def _find_ref(self, slot: int, name: str) -> ObjectId | None:
         wanted = name.encode(errors="surrogatepass")
