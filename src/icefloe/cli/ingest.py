@@ -320,7 +320,12 @@ def outcome_facts(outcome: IngestOutcome | LocalOutcome) -> dict[str, Any]:
         "failures": [{"url": failure.file.url, "reason": failure.reason} for failure in outcome.failures],
         "differences": [list(row) for row in plan.report.rows()] if plan is not None else [],
         "arrays": {
-            f"/{path}": {"shape": array.shape, "chunks": array.chunks, "dtype": array.dtype, "stored": array.kind}
+            f"/{path}": {
+                "shape": array.shape,
+                "chunks": [lengths.each for lengths in array.grid],
+                "dtype": array.dtype,
+                "stored": array.kind,
+            }
             for path, array in (plan.arrays.items() if plan is not None else ())
         },
     }

@@ -22,10 +22,19 @@ from icefloe.ingest.cf import (
     packing_of,
     unpack,
 )
-from icefloe.ingest.chunk_grids import Index, SourceBox, find_recipes, grid_shape
+from icefloe.ingest.chunk_grids import (
+    ChunkLengths,
+    Index,
+    SourceBox,
+    as_lengths,
+    cut_cells,
+    find_recipes,
+    is_contiguous_chunking,
+)
 from icefloe.ingest.members import Member
-from icefloe.ingest.placement import JoinedDimension, same_coordinates
+from icefloe.ingest.placement import ExistingArray, JoinedDimension, same_coordinates
 from icefloe.ingest.source_model import SourceVariable
+from icefloe.ingest.zarr_documents import parse_grid
 
 ArrayKind: TypeAlias = Literal["native", "virtual", "values"]
 
@@ -40,6 +49,8 @@ class ArrayPlan:
     kind       native: tasks write values; virtual: tasks write references; values: the plan contains its few values
     joined     its joined dimensions
     template   the variable as the sources have it, with the chunks to reference it by
+    chunks     the chunk lengths, or the longest ones along dimensions whose chunks differ in length
+    grid       the lengths of all chunks
     """
 
     path: str
@@ -57,6 +68,13 @@ class ArrayPlan:
     repacks: bool = False
     """Values of files are rounded to the packing of the array, as the caller asked."""
     notes: tuple[str, ...] = field(default=())
+    grid: tuple[ChunkLengths, ...] = ()
+    recut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """[first, end) of the cells of the last chunk along a dimension, which becomes shorter and is written again."""
+
+    def __post_init__(self) -> None:
+        if not self.grid:
+            object.__setattr__(self, "grid", as_lengths(self.chunks))
 
     @property
     def itemsize(self) -> int:
@@ -68,7 +86,12 @@ class ArrayPlan:
 
     @property
     def chunk_count(self) -> int:
-        return math.prod(grid_shape(self.shape, self.chunks))
+        return math.prod(lengths.count(n) for n, lengths in zip(self.shape, self.grid, strict=True))
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all chunks have one shape."""
+        return all(lengths.is_regular for lengths in self.grid)
 
     def fill(self) -> Any:
         """The fill value as a scalar of the array's type."""
@@ -115,6 +138,173 @@ def choose_chunks(
         while not fixed[axis] and chunks[axis] > 1 and size() > 4 * CHUNK_BYTES:
             chunks[axis] = -(-chunks[axis] // 2)
     return tuple(chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetDimensions:
+    """The joined dimensions, and their start in the target."""
+
+    offset: Mapping[str, int]
+    joined: Mapping[str, JoinedDimension]
+
+    def length(self, name: str) -> int:
+        return self.offset[name] + self.joined[name].size
+
+
+def fit_chunks(
+    variable: SourceVariable,
+    name: str,
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    joined: tuple[str, ...],
+    stored: SourceVariable | None = None,
+) -> tuple[SourceVariable, str | None]:
+    """The variable with chunks on one grid for all files, or why there is no such grid.
+
+    `stored` is an existing array. Contiguous values are divided into its chunks.
+    """
+    chunks = list(variable.chunks)
+    can_be_cut = variable.layout == "contiguous" and (
+        stored is None or is_contiguous_chunking(variable.shape[1:], stored.chunks[1:])
+    )
+    if stored is not None and can_be_cut:
+        chunks = list(stored.chunks)
+    for axis, dim in enumerate(variable.dims):
+        if dim not in joined:
+            continue
+        # The first cell and the number of cells of each file.
+        places = [(dims.offset[dim] + start, size, url) for start, size, url in dims.joined[dim].starts()]
+        if can_be_cut and stored is None and axis == 0:
+            # Row-major bytes can be divided anywhere along the first dimension. Use the longest chunk that fits every
+            # file.
+            sizes = (size for _, size, _ in places[:-1])
+            step = int(np.gcd.reduce(np.array([chunks[0], *(start for start, _, _ in places), *sizes])))
+            if is_contiguous_chunking(variable.shape[1:], variable.chunks[1:]):
+                chunks[0] = max(1, step)
+        chunk = chunks[axis]
+        for start, size, url in places:
+            if start % chunk:
+                return replace(variable, chunks=tuple(chunks)), (
+                    f"{url} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
+                )
+            # The last chunk of a file may extend beyond its end, but must not cover existing cells.
+            if stored is not None and (start + size) % chunk and start + size < stored.shape[axis]:
+                return replace(variable, chunks=tuple(chunks)), (
+                    f"{url} ends at cell {start + size} of {dim}, within a chunk of {chunk} cells"
+                )
+    return replace(variable, chunks=tuple(chunks)), _uncuttable(as_lengths(chunks), members, name)
+
+
+def _uncuttable(grid: Sequence[ChunkLengths], members: Sequence[Member], name: str) -> str | None:
+    """Why the values of a file cannot be divided into chunks. Those of chunked files are divided already."""
+    checked: set[int] = set()
+    for member in members:
+        variable = member.variables[name].in_file()
+        lengths = grid[len(grid) - len(variable.shape) :]
+        # Where chunks differ in length, they are those of the files.
+        own = tuple(
+            each.longest if each.is_regular else chunk for each, chunk in zip(lengths, variable.chunks, strict=True)
+        )
+        if id(member.variables[name]) in checked or 0 in variable.shape:
+            continue
+        checked.add(id(member.variables[name]))
+        if variable.layout == "chunked" and variable.chunks != own:
+            return f"{member.file.url} has chunks {variable.chunks}, the array {own}"
+        if variable.layout not in ("contiguous", "records"):
+            continue
+        fits = is_contiguous_chunking(variable.shape, own)
+        if variable.layout == "records":
+            fits = own[0] == 1 and is_contiguous_chunking((1, *variable.shape[1:]), own)
+        if not fits:
+            return f"chunks {own} of the {variable.shape} values in {member.file.url} are not runs of bytes"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class FittedGrid:
+    """Chunks that end where the chunks of the files end."""
+
+    lengths: tuple[ChunkLengths, ...]
+    recut: Mapping[str, tuple[int, int]]
+    """The cells of the last chunk of an existing array, by dimension, if it must end with the array."""
+    padded: int = 0
+    """The number of files whose last chunk is longer than what is left of the file. It is written by value."""
+
+
+def fit_lengths(
+    variable: SourceVariable,
+    name: str,
+    members: Sequence[Member],
+    dims: TargetDimensions,
+    joined: tuple[str, ...],
+    stored: ExistingArray | None = None,
+) -> FittedGrid | None:
+    """Chunks of different lengths along the joined dimensions that fit all files. None if there are none.
+
+    `members` are those that are referenced. `stored` is an existing array, whose chunks stay as they are. A file may
+    end within its last chunk. There is no grid if such chunks, which are written by value, are most of the cells.
+    """
+    by_key = {member.key: member.variables[name] for member in members}
+    grid: list[ChunkLengths] = []
+    recut: dict[str, tuple[int, int]] = {}
+    known = None if stored is None else stored.grid()
+    for axis, (dim, chunk) in enumerate(zip(variable.dims, variable.chunks, strict=True)):
+        own = ChunkLengths(chunk) if known is None else known[axis]
+        if dim not in joined:
+            if not own.is_regular and own.of(variable.shape[axis]) != cut_cells(variable.shape[axis], chunk):
+                return None
+            grid.append(own)
+            continue
+        first = dims.offset[dim]
+        pieces: list[int] = []
+        if dims.joined[dim].spans:
+            return None
+        for block in dims.joined[dim].filled:
+            cuts = {cut_cells(block.size, by_key[key].chunks[axis]) for key in block.urls if key in by_key}
+            if len(cuts) > 1:
+                return None
+            pieces += cuts.pop() if cuts else cut_cells(block.size, chunk)
+        extent = first if stored is None else int(stored.document["shape"][axis])
+        lengths = list(own.of(extent)) if known is not None else list(cut_cells(extent, chunk))
+        if first < extent:
+            # A region of the array: its chunks are those of the files, or the files do not fit.
+            at = own.index(first)
+            if not own.is_bound(first) or lengths[at : at + len(pieces)] != pieces:
+                return None
+        else:
+            beyond = sum(lengths) - extent
+            if beyond:
+                recut[dim] = (sum(lengths[:-1]), extent)
+                lengths[-1] -= beyond
+            lengths += pieces
+        is_one = own.is_regular and set(lengths) <= {own.longest}
+        grid.append(own if is_one or (first < extent and own.is_regular) else ChunkLengths(tuple(lengths)))
+    if _uncuttable(grid, members, name) is not None:
+        return None
+    axes = [axis for axis, lengths in enumerate(grid) if not lengths.is_regular]
+    padded = [_padded_share(each, axes) for each in by_key.values()]
+    if sum(padded) > len(padded) / 2:
+        return None
+    return FittedGrid(tuple(grid), recut, sum(share > 0 for share in padded))
+
+
+def _padded_share(variable: SourceVariable, axes: Sequence[int]) -> float:
+    """The share of the cells of a file in chunks that are longer than what is left of the file, along some axes."""
+    if variable.layout != "chunked":
+        return 0.0
+    whole = 1.0
+    for axis in axes:
+        length, chunk = variable.shape[axis], variable.chunks[axis]
+        whole *= length // chunk * chunk / max(1, length)
+    return 1.0 - whole
+
+
+def grown_lengths(lengths: ChunkLengths, old: int, new: int, asked: int | None) -> ChunkLengths:
+    """The chunks of a dimension that grows. New ones have the length asked for, or the one of the last chunk."""
+    if lengths.is_regular or new <= old or asked is None:
+        return lengths.covering(new)
+    own = lengths.of(old)
+    return ChunkLengths((*own, *(asked,) * -(-max(0, new - sum(own)) // asked)))
 
 
 def native_codecs(dtype: str) -> tuple[Mapping[str, Any], ...]:
@@ -273,7 +463,7 @@ def _cast(values: npt.NDArray[Any], variable: SourceVariable, array: ArrayPlan, 
     return result
 
 
-_STORAGE_FACETS = ("data_type", "chunk_grid", "chunk_key_encoding", "codecs", "fill_value", "dimension_names")
+_STORAGE_FACETS = ("data_type", "chunk_key_encoding", "codecs", "fill_value", "dimension_names")
 
 
 def can_keep(stored: Mapping[str, Any], array: ArrayPlan) -> bool:
@@ -282,6 +472,8 @@ def can_keep(stored: Mapping[str, Any], array: ArrayPlan) -> bool:
     for facet in _STORAGE_FACETS:
         if json.dumps(stored.get(facet), sort_keys=True) != json.dumps(planned.get(facet), sort_keys=True):
             return False
+    if not _same_chunks(stored, planned, array):
+        return False
     ours, theirs = stored.get("attributes") or {}, planned.get("attributes") or {}
     if repr(packing_of(ours, array.dtype)) != repr(packing_of(theirs, array.dtype)):
         return False
@@ -289,6 +481,15 @@ def can_keep(stored: Mapping[str, Any], array: ArrayPlan) -> bool:
     if left is None or right is None:
         return left is right and ours.get("units") == theirs.get("units")
     return left.counts_alike == right.counts_alike and left.calendar == right.calendar
+
+
+def _same_chunks(stored: Mapping[str, Any], planned: Mapping[str, Any], array: ArrayPlan) -> bool:
+    """Return whether two grids are equal. Those with chunks of different lengths may differ where files are joined."""
+    ours, theirs = stored.get("chunk_grid") or {}, planned["chunk_grid"]
+    if ours == theirs or "rectilinear" not in (ours.get("name"), theirs["name"]):
+        return bool(ours == theirs)
+    pairs = zip(array.dims, parse_grid(stored), array.grid, strict=True)
+    return all(left == right for dim, left, right in pairs if dim not in array.joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +501,7 @@ class ValueWrite:
     values: npt.NDArray[Any]
 
 
-def changed_part(write: ValueWrite, stored: npt.NDArray[Any], chunks: Sequence[int]) -> list[ValueWrite]:
+def changed_part(write: ValueWrite, stored: npt.NDArray[Any], grid: Sequence[ChunkLengths]) -> list[ValueWrite]:
     """Return the part of a write that differs from stored values. It begins and ends at chunk bounds."""
     values = write.values
     if values.ndim != 1:
@@ -311,8 +512,8 @@ def changed_part(write: ValueWrite, stored: npt.NDArray[Any], chunks: Sequence[i
     changed = np.flatnonzero(differs)
     if not len(changed):
         return []
-    first = int(changed[0]) // chunks[0] * chunks[0]
-    end = min(len(values), (int(changed[-1]) // chunks[0] + 1) * chunks[0])
+    first = grid[0].start(grid[0].index(int(changed[0])))
+    end = min(len(values), grid[0].start(grid[0].index(int(changed[-1])) + 1))
     return [ValueWrite(write.path, (first,), values[first:end])]
 
 
@@ -373,27 +574,24 @@ class ArrayChanges:
         return [axis for axis, dim in enumerate(self.array.dims) if dim in self.array.joined]
 
 
-def joined_chunks(array: ArrayPlan) -> list[int]:
-    """The chunk lengths of an array along its joined dimensions."""
-    return [chunk for dim, chunk in zip(array.dims, array.chunks, strict=True) if dim in array.joined]
-
-
-def joined_grid(shape: Sequence[int], array: ArrayPlan) -> tuple[int, ...]:
-    """The number of chunks of a shape along the joined dimensions of an array."""
-    grid = grid_shape(shape, array.chunks)
-    return tuple(count for dim, count in zip(array.dims, grid, strict=True) if dim in array.joined)
+def joined_lengths(array: ArrayPlan, grid: Sequence[ChunkLengths] | None = None) -> list[ChunkLengths]:
+    """The chunk lengths of an array along its joined dimensions, or those of another grid."""
+    return [each for dim, each in zip(array.dims, grid or array.grid, strict=True) if dim in array.joined]
 
 
 def compare_chunks(
     array: ArrayPlan,
     old: Sequence[SourceBox],
     new: Sequence[SourceBox],
-    old_shape: Sequence[int],
+    stored: Mapping[str, Any],
     dirty: frozenset[Index],
 ) -> ArrayChanges:
-    """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote."""
-    chunks = joined_chunks(array)
-    before, after = find_recipes(old, chunks), find_recipes(new, chunks)
+    """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote.
+
+    `stored` is its zarr.json document.
+    """
+    old_lengths, new_lengths = joined_lengths(array, parse_grid(stored)), joined_lengths(array)
+    before, after = find_recipes(old, old_lengths), find_recipes(new, new_lengths)
     positions = {recipe: position for position, recipe in before.items() if position not in dirty}
     written, moved, kept = set(), {}, 0
     for position, recipe in after.items():
@@ -404,8 +602,12 @@ def compare_chunks(
             moved[position] = source
         else:
             written.add(position)
-    grid = joined_grid(old_shape, array)
-    had = {*before, *(p for p in dirty if all(i < n for i, n in zip(p, grid, strict=True)))}
-    now = joined_grid(array.shape, array)
-    cleared = {p for p in had - after.keys() if all(i < n for i, n in zip(p, now, strict=True))}
+    sizes = [n for dim, n in zip(array.dims, stored["shape"], strict=True) if dim in array.joined]
+    had = {*before, *(position for position in dirty if _is_inside(position, old_lengths, sizes))}
+    sizes = [n for dim, n in zip(array.dims, array.shape, strict=True) if dim in array.joined]
+    cleared = {position for position in had - after.keys() if _is_inside(position, new_lengths, sizes)}
     return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)
+
+
+def _is_inside(position: Index, grid: Sequence[ChunkLengths], sizes: Sequence[int]) -> bool:
+    return all(lengths.start(i) < n for i, lengths, n in zip(position, grid, sizes, strict=True))

@@ -1,10 +1,15 @@
-"""Regular chunk grids: coordinates of all chunks, boxes, and tables of references built from columns."""
+"""Chunk grids: lengths and coordinates of chunks, boxes, and tables of references built from columns.
+
+Along each dimension, all chunks have one length (a regular grid), or each chunk has a length of its own. Zarr stores
+the second kind as the grid `rectilinear`.
+"""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +22,83 @@ from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
 ChunkRegion = tuple[slice, ...]
 
 CONTIGUOUS_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLengths:
+    """The lengths of the chunks along one dimension: one for all chunks, or one for each chunk.
+
+    After the last chunk with a length of its own, chunks have the length of the last one. So every cell is in a chunk,
+    also if the dimension grows.
+    """
+
+    each: int | tuple[int, ...]
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = () if isinstance(self.each, int) else self.each
+        object.__setattr__(self, "_starts", tuple(itertools.accumulate(own, initial=0)))
+
+    @property
+    def is_regular(self) -> bool:
+        return isinstance(self.each, int)
+
+    @property
+    def longest(self) -> int:
+        return self.each if isinstance(self.each, int) else max(self.each, default=1)
+
+    @property
+    def _last(self) -> int:
+        """The length of the chunks after those with a length of their own."""
+        return max(1, self.each) if isinstance(self.each, int) else (self.each or (1,))[-1]
+
+    def index(self, cell: int) -> int:
+        """The chunk that has a cell."""
+        if cell < self._starts[-1]:
+            return bisect.bisect_right(self._starts, cell) - 1
+        return len(self._starts) - 1 + (cell - self._starts[-1]) // self._last
+
+    def start(self, index: int) -> int:
+        """The first cell of a chunk."""
+        own = len(self._starts) - 1
+        return self._starts[index] if index <= own else self._starts[-1] + (index - own) * self._last
+
+    def length(self, index: int) -> int:
+        """The length of a chunk. The array may end before the chunk does."""
+        return self.each[index] if not isinstance(self.each, int) and index < len(self.each) else self._last
+
+    def count(self, cells: int) -> int:
+        """The number of chunks that have some of the first cells."""
+        return self.index(cells - 1) + 1 if cells > 0 else 0
+
+    def is_bound(self, cell: int) -> bool:
+        """Whether a chunk begins at a cell."""
+        return self.start(self.index(cell)) == cell
+
+    def of(self, cells: int) -> tuple[int, ...]:
+        """The lengths of all chunks that have some of the first cells."""
+        return tuple(self.length(index) for index in range(self.count(cells)))
+
+    def covering(self, cells: int) -> ChunkLengths:
+        """The same chunks, with a length for each one that has some of the first cells, and for no other."""
+        return self if isinstance(self.each, int) else ChunkLengths(self.of(max(1, cells)))
+
+    def __str__(self) -> str:
+        if isinstance(self.each, int):
+            return str(self.each)
+        low, high = min(self.each, default=0), max(self.each, default=0)
+        return str(low) if low == high else f"{low} to {high}"
+
+
+def as_lengths(chunks: Iterable[int | tuple[int, ...]]) -> tuple[ChunkLengths, ...]:
+    """The chunk lengths along each dimension."""
+    return tuple(map(ChunkLengths, chunks))
+
+
+def cut_cells(cells: int, chunk: int) -> tuple[int, ...]:
+    """The lengths of chunks that begin at the first cell and end at the last one. The last one may be shorter."""
+    whole, rest = divmod(cells, max(1, chunk))
+    return (max(1, chunk),) * whole + ((rest,) if rest else ())
 
 
 def grid_shape(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
@@ -151,7 +233,7 @@ def _merge_dictionary(
 
 
 def chunk_region(coords: Sequence[int], chunks: Sequence[int], shape: Sequence[int]) -> ChunkRegion:
-    """The cells of one chunk, clipped to the array."""
+    """The cells of one chunk of a regular grid, clipped to the array."""
     return tuple(slice(int(i) * c, min((int(i) + 1) * c, n)) for i, c, n in zip(coords, chunks, shape, strict=True))
 
 
@@ -290,7 +372,7 @@ def move_rows(
 
 
 Recipe: TypeAlias = tuple[tuple[Any, ...], ...]
-"""The cells of a chunk: versions of sources, their variables, and where they begin relative to the chunk."""
+"""The cells of a chunk: versions of sources, their variables, where they begin in the chunk, and its lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,28 +401,29 @@ class SourceBox:
             )
         )
 
-    def positions(self, chunks: Sequence[int]) -> Iterable[Index]:
+    def positions(self, grid: Sequence[ChunkLengths]) -> Iterable[Index]:
         """The chunks that have cells of the source."""
         if 0 in self.size:
             return ()
         ranges = [
-            range(first // chunk, (first + size - 1) // chunk + 1)
-            for first, size, chunk in zip(self.start, self.size, chunks, strict=True)
+            range(lengths.index(first), lengths.index(first + size - 1) + 1)
+            for first, size, lengths in zip(self.start, self.size, grid, strict=True)
         ]
         return itertools.product(*ranges)
 
 
-def find_recipes(boxes: Iterable[SourceBox], chunks: Sequence[int]) -> dict[Index, Recipe]:
+def find_recipes(boxes: Iterable[SourceBox], grid: Sequence[ChunkLengths]) -> dict[Index, Recipe]:
     """Return what each chunk consists of, by its position along the joined dimensions."""
     cells: dict[Index, list[tuple[Any, ...]]] = {}
     for box in boxes:
-        for position in box.positions(chunks):
-            relative = tuple(first - i * c for first, i, c in zip(box.start, position, chunks, strict=True))
+        for position in box.positions(grid):
+            lengths = tuple(each.length(i) for each, i in zip(grid, position, strict=True))
+            relative = tuple(first - each.start(i) for first, each, i in zip(box.start, grid, position, strict=True))
             if box.first:
                 # Parts of one source are told apart by their cells in the chunk, and where these are in the source.
                 origin = tuple(r - f for r, f in zip(relative, box.first, strict=True))
-                ends = tuple(min(r + n, c) for r, n, c in zip(relative, box.size, chunks, strict=True))
-                cells.setdefault(position, []).append((box.version, box.variable, relative, ends, origin))
+                ends = tuple(min(r + n, c) for r, n, c in zip(relative, box.size, lengths, strict=True))
+                cells.setdefault(position, []).append((box.version, box.variable, relative, lengths, ends, origin))
             else:
-                cells.setdefault(position, []).append((box.version, box.variable, relative))
+                cells.setdefault(position, []).append((box.version, box.variable, relative, lengths))
     return {position: tuple(sorted(each, key=lambda cell: cell[2])) for position, each in cells.items()}

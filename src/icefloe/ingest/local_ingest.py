@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,7 @@ from icefloe.ingest.record import (
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
 from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
+from icefloe.ingest.zarr_documents import check_grid, has_variable_grids, parse_grid
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
@@ -76,13 +78,15 @@ class SessionSink:
         self._session = session
         self._arrays: dict[str, zarr.Array[Any]] = {}
 
-    def begin(self, plan: IngestPlan) -> None:
+    def begin(self, plan: IngestPlan, sources: NamedSources | None = None) -> None:
         """Write the zarr.json documents and the values that the plan contains.
 
         Parameters
         ----------
         plan
             The plan of the ingest.
+        sources
+            The sources that the caller named. An array by reference may need cells of them again.
 
         Examples
         --------
@@ -94,7 +98,12 @@ class SessionSink:
         >>> zarr.open_group(session.store, mode="r")["t"].shape
         (2,)
         """
+        recut = [array for array in plan.arrays.values() if array.recut]
+        old = {array.path: _StoredCells(self._session, array.path, sources or NamedSources()) for array in recut}
         self.write_documents(plan.documents)
+        for array in recut:
+            for region in _recut_regions(array, old[array.path].shape):
+                self.write_block(array.path, region, old[array.path].read(region))
         for write in plan.values:
             region = tuple(slice(s, s + n) for s, n in zip(write.start, write.values.shape, strict=True))
             self.write_block(write.path, region, write.values)
@@ -169,6 +178,43 @@ class SessionSink:
         if not state.context.format.capabilities.checksums:
             table = replace(table, etag=None, etags=(), last_modified=None)
         set_table(state, array_path, table)
+
+
+def _recut_regions(array: ArrayPlan, shape: Sequence[int]) -> Iterator[ChunkRegion]:
+    """Yield the cells of chunks that become shorter because the array grows behind them, chunk by chunk."""
+    for axis, dim in enumerate(array.dims):
+        if dim not in array.recut:
+            continue
+        others = [lengths.covering(n) for lengths, n in zip(array.grid, shape, strict=True)]
+        ranges = [
+            [array.recut[dim]]
+            if other == axis
+            else [(each.start(i), min(each.start(i + 1), n)) for i in range(each.count(n))]
+            for other, (each, n) in enumerate(zip(others, shape, strict=True))
+        ]
+        yield from (tuple(slice(*bounds) for bounds in box) for box in itertools.product(*ranges))
+
+
+class _StoredCells:
+    """Reads cells of an array as it is before its document changes."""
+
+    def __init__(self, session: Session, path: str, sources: NamedSources) -> None:
+        self._session, self._path, self._sources = session, path, sources
+        self._document = run_blocking(session.state.fetch_document(f"/{path}")) or b""
+        self._grid = parse_grid(parse_document(self._document, path))
+        self._array = zarr.open_array(session.store, path=path, mode="r", zarr_format=3)
+        self.shape: tuple[int, ...] = self._array.shape
+
+    def read(self, region: ChunkRegion) -> npt.NDArray[Any]:
+        try:
+            return np.asarray(self._array[region])
+        except VirtualChunkError:
+            pairs = zip(self._grid, region, strict=True)
+            box = tuple((each.index(part.start), each.count(part.stop)) for each, part in pairs)
+            chunks = _read_named(self._session, self._path, self._sources, box)
+            if chunks is None:
+                raise
+        return np.asarray(_memory_array(self._document, chunks)[region])
 
 
 PARSE_THREADS = 8
@@ -284,12 +330,19 @@ def read_existing(session: Session, sources: NamedSources | None = None) -> Exis
             continue
         values = None
         if document.get("dimension_names") == [path.rpartition("/")[2]]:
+            check_grid(path, document)
+        if document.get("dimension_names") == [path.rpartition("/")[2]]:
             try:
                 values = _read_coordinate(session, path, content, sources or NamedSources())
             except VirtualChunkError as error:
                 unreadable[path] = str(error).partition("\n")[0].partition(". Virtual chunks")[0]
         arrays[path] = ExistingArray(path, document, values)
-    return Existing(arrays, frozenset(groups), unreadable)
+    return Existing(arrays, frozenset(groups), unreadable, variable_grids=allows_variable_grids(session))
+
+
+def allows_variable_grids(session: Session) -> bool:
+    """Return whether chunks of different lengths are possible, because the repository and zarr can have them."""
+    return session.state.context.format.capabilities.any_chunk_grid and has_variable_grids()
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,17 +410,26 @@ def _read_coordinate(session: Session, path: str, document: bytes, sources: Name
         chunks = _read_named(session, path, sources)
         if chunks is None:
             raise
+    return np.asarray(_memory_array(document, chunks)[...])
+
+
+def _memory_array(document: bytes, chunks: Mapping[Coords, bytes]) -> zarr.Array[Any]:
     encoding = key_encoding(document)
     make = default_buffer_prototype().buffer.from_bytes
     contents = {encoding.suffix(coords): make(data) for coords, data in chunks.items()}
-    return np.asarray(zarr.open_array(MemoryStore({**contents, "zarr.json": make(document)}), mode="r")[...])
+    return zarr.open_array(MemoryStore({**contents, "zarr.json": make(document)}), mode="r")
 
 
-def _read_named(session: Session, path: str, sources: NamedSources) -> dict[Coords, bytes] | None:
-    """Read the chunks of an array with the caller's access. Return None if some are outside the named directories."""
+def _read_named(
+    session: Session, path: str, sources: NamedSources, box: tuple[tuple[int, int], ...] | None = None
+) -> dict[Coords, bytes] | None:
+    """Read the chunks of an array with the caller's access. Return None if some are outside the named directories.
+
+    `box` limits the chunks: [first, end) along each dimension.
+    """
     work = session.state
     node = work.tree.array(f"/{path}")
-    table = run_blocking(work.chunk_table(node))
+    table = run_blocking(work.chunk_table(node, box))
     found: dict[Coords, bytes] = {}
     by_file: dict[str, dict[Coords, ChunkRef]] = {}
     for coords, ref in table.rows():
@@ -579,7 +641,7 @@ def ingest_local(
         if session.snapshot_id == planned.snapshot_id:
             break
     sink = SessionSink(session)
-    sink.begin(plan)
+    sink.begin(plan, allowed)
     results = []
     for task in plan.tasks:
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))

@@ -481,11 +481,12 @@ def compare_variable(
     keep_times: bool,
     unpack: bool,
     is_asked: bool = False,
+    varying: Sequence[str] = (),
 ) -> Iterator[SchemaIssue]:
     """Differences of one variable from its reference, over the members that have it.
 
     `virtual`: its bytes are referenced. `keep_times`: times must not be re-encoded. `is_asked`: the caller chose its
-    type.
+    type. `varying`: dimensions along which chunks may differ in length.
     """
     checked: dict[int, list[tuple[Severity, str, str, str, str]]] = {id(reference): []}
     for member in members:
@@ -506,6 +507,7 @@ def compare_variable(
                     keep_times=keep_times,
                     unpack=unpack,
                     is_asked=is_asked,
+                    varying=varying,
                 )
             )
         for severity, facet, expected, found, resolution in checked[id(variable)]:
@@ -521,6 +523,7 @@ def _differences(
     keep_times: bool,
     unpack: bool,
     is_asked: bool = False,
+    varying: Sequence[str] = (),
 ) -> Iterator[tuple[Severity, str, str, str, str]]:
     if variable.dims != reference.dims:
         yield "error", "dimensions", str(reference.dims), str(variable.dims), "leave the file out"
@@ -534,7 +537,7 @@ def _differences(
         if difference is not None:
             yield difference
     if virtual:
-        yield from _bytes_differ(reference, variable)
+        yield from _bytes_differ(reference, variable, varying)
     yield from _attributes_differ(reference, variable, virtual=virtual, keep_times=keep_times, unpack=unpack)
 
 
@@ -577,9 +580,12 @@ def _data_type(
     return "error", *facts, "no type holds the values of both: choose one with dtypes"
 
 
-def _bytes_differ(reference: SourceVariable, variable: SourceVariable) -> Iterator[tuple[Severity, str, str, str, str]]:
+def _bytes_differ(
+    reference: SourceVariable, variable: SourceVariable, varying: Sequence[str]
+) -> Iterator[tuple[Severity, str, str, str, str]]:
     advice = "chunk bytes stay as they are: use mode='native'"
-    if variable.chunks != reference.chunks and variable.layout == "chunked":
+    pairs = zip(variable.dims, variable.chunks, reference.chunks, strict=True)
+    if variable.layout == "chunked" and any(own != other for dim, own, other in pairs if dim not in varying):
         yield "error", "chunks", str(reference.chunks), str(variable.chunks), advice
     if decoding_codecs(variable.codecs) != decoding_codecs(reference.codecs):
         yield "error", "codecs", *_shown_codecs(reference.codecs, variable.codecs), advice
@@ -672,25 +678,35 @@ def find_byte_difference(reference: SourceVariable, members: Sequence[Member], n
     return None
 
 
-def encoding_difference(reference: SourceVariable, variable: SourceVariable) -> str | None:
-    """Why the chunks of a variable do not mean the same in an array of another one. None if they do."""
+def encoding_difference(reference: SourceVariable, variable: SourceVariable, varying: Sequence[str] = ()) -> str | None:
+    """Why the chunks of a variable do not mean the same in an array of another one. None if they do.
+
+    `varying`: dimensions along which chunks may differ in length.
+    """
     if variable.not_virtual is not None:
         return variable.not_virtual
-    found = _differences(reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False)
+    found = _differences(
+        reference, variable, variable.dims, virtual=True, keep_times=True, unpack=False, varying=varying
+    )
     for severity, facet, expected, there, _ in found:
         if severity == "error":
             return f"{facet} is {expected} here and {there}"
     return None
 
 
-def split_by_encoding(members: Sequence[Member], name: str) -> tuple[list[Member], list[tuple[Member, str]]]:
-    """The members with the most common encoding of a variable, and the others with what differs."""
+def split_by_encoding(
+    members: Sequence[Member], name: str, varying: Sequence[str] = ()
+) -> tuple[list[Member], list[tuple[Member, str]]]:
+    """The members with the most common encoding of a variable, and the others with what differs.
+
+    `varying`: dimensions along which chunks may differ in length.
+    """
     kinds: list[tuple[SourceVariable, list[Member]]] = []
     known: dict[int, int] = {}
     for member in members:
         variable = member.variables[name]
         if id(variable) not in known:
-            same = (i for i, (model, _) in enumerate(kinds) if encoding_difference(model, variable) is None)
+            same = (i for i, (model, _) in enumerate(kinds) if encoding_difference(model, variable, varying) is None)
             known[id(variable)] = next(same, len(kinds))
             if known[id(variable)] == len(kinds):
                 kinds.append((variable, []))
@@ -699,7 +715,7 @@ def split_by_encoding(members: Sequence[Member], name: str) -> tuple[list[Member
     model, common = max(can_be_referenced or kinds, key=lambda kind: len(kind[1]))
     chosen = {id(member) for member in common}
     others = [
-        (member, encoding_difference(model, member.variables[name]) or "")
+        (member, encoding_difference(model, member.variables[name], varying) or "")
         for member in members
         if id(member) not in chosen
     ]

@@ -25,10 +25,12 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
+from icefloe.ingest.chunk_grids import ChunkLengths, as_lengths
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
 from icefloe.ingest.sources import IngestOptions, natural_key
+from icefloe.ingest.zarr_documents import grid_document, parse_grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,34 @@ class ExistingArray:
         >>> ExistingArray("a", array.metadata.to_dict()).variable().shape
         (4,)
         """
-        return variable_of_v3(self.path, self.document)
+        longest = as_lengths(max(1, lengths.longest) for lengths in self.grid())
+        return variable_of_v3(self.path, {**self.document, "chunk_grid": grid_document(longest)})
 
-    def resized(self, shape: tuple[int, ...]) -> bytes:
+    def grid(self) -> tuple[ChunkLengths, ...]:
+        """Return the chunk lengths along each dimension.
+
+        Returns
+        -------
+        tuple of ChunkLengths
+            One per dimension.
+
+        Examples
+        --------
+        >>> grid = {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": [[31, 28], 4]}}
+        >>> print(*ExistingArray("t", {"shape": [59, 4], "chunk_grid": grid}).grid(), sep=", ")
+        28 to 31, 4
+        """
+        return parse_grid(self.document)
+
+    def resized(self, shape: tuple[int, ...], grid: Sequence[ChunkLengths] | None = None) -> bytes:
         """Return the zarr.json document with another shape.
 
         Parameters
         ----------
         shape
             The new shape.
+        grid
+            The new chunk lengths. By default, new chunks have the length of the last one.
 
         Returns
         -------
@@ -90,7 +111,12 @@ class ExistingArray:
         >>> json.loads(ExistingArray("time", {"shape": [3]}).resized((4,)))
         {'shape': [4]}
         """
-        return json.dumps({**self.document, "shape": list(shape)}, indent=2).encode()
+        document = {**self.document, "shape": list(shape)}
+        if grid is None and self.document.get("chunk_grid", {}).get("name") == "rectilinear":
+            grid = [each.covering(n) for each, n in zip(self.grid(), shape, strict=True)]
+        if grid is not None:
+            document["chunk_grid"] = grid_document(grid)
+        return json.dumps(document, indent=2).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +132,9 @@ class Existing:
     unreadable
         Coordinates whose values cannot be read, and the reasons. These are virtual ones without authorisation.
     chunks
-        Chunk lengths by path, for native arrays that are planned anew.
+        Chunk lengths by path, for native arrays that are planned anew. One per dimension, or one for each chunk.
+    variable_grids
+        Whether chunks of different lengths are possible, because the repository and zarr can have them.
 
     Examples
     --------
@@ -118,8 +146,10 @@ class Existing:
     groups: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Coordinates whose values cannot be read, and the reasons. These are virtual ones without authorisation."""
-    chunks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    chunks: Mapping[str, tuple[int | tuple[int, ...], ...]] = field(default_factory=dict)
     """Chunk lengths of native arrays that are planned anew. An archive keeps its chunks when it grows."""
+    variable_grids: bool = False
+    """Whether chunks of different lengths are possible, because the repository and zarr can have them."""
 
     def coordinate(self, path: str) -> npt.NDArray[Any] | None:
         """Return the values of a coordinate of the repository.

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
-from icefloe.ingest.array_plan import ArrayPlan, ValueWrite, convert_member, joined_values
+from icefloe.ingest.array_plan import ArrayPlan, TargetDimensions, ValueWrite, convert_member, joined_values
 from icefloe.ingest.cf import find_time_units, format_range
 from icefloe.ingest.members import (
     Member,
@@ -51,7 +51,7 @@ from icefloe.ingest.source_model import (
     join_reports,
 )
 from icefloe.ingest.sources import IngestOptions, natural_key
-from icefloe.ingest.target_arrays import TargetDimensions, existing_array, extend_array, fill_means_missing, plan_array
+from icefloe.ingest.target_arrays import existing_array, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.write_tasks import (
     Comparison,
     Extent,
@@ -128,7 +128,8 @@ def plan_dataset(
     # Files with another encoding than that of a referenced array are written by value.
     partly = {issue.variable for issue in issues if (issue.facet, issue.severity) == ("references", "handled")}
     virtual = {array.path.rpartition("/")[2] for array in arrays if array.kind == "virtual"} - partly
-    issues += _issues(members, contributions, joined, virtual, options)
+    varying = {array.path.rpartition("/")[2] for array in arrays if not array.is_regular}
+    issues += _issues(members, contributions, joined, virtual, varying, options)
     grown, found = _lacking(group, members, contributions, dims, options, existing)
     issues += [*found, *_lacked(group, members, contributions, arrays, dims, options)]
     values = [] if any(issue.severity == "error" for issue in issues) else _values(arrays, members, dims, options)
@@ -400,6 +401,7 @@ def _issues(
     cells: Mapping[str, Mapping[Any, str]],
     joined: Mapping[str, JoinedDimension],
     virtual: Set[str],
+    varying: Set[str],
     options: IngestOptions,
 ) -> list[SchemaIssue]:
     issues: list[SchemaIssue] = []
@@ -416,6 +418,7 @@ def _issues(
             keep_times=options.mode == "virtual",
             unpack=options.unpack or name in options.pack,
             is_asked=name in options.dtypes,
+            varying=list(joined) if name in varying else (),
         )
         by_rank.setdefault(tuple(d for d in joined if d in reference.dims), []).append(name)
     for dims, names in by_rank.items():
@@ -828,7 +831,7 @@ def arrays_table(plan: IngestPlan) -> Table:
     for heading in ("array", "stored", "type", "dimensions", "shape", "chunks", "number of chunks", "size"):
         table.add_column(heading, justify="left" if heading in ("array", "stored", "dimensions") else "right")
     for path, array in sorted(plan.arrays.items()):
-        shape, chunks = (" × ".join(map(str, numbers)) or "scalar" for numbers in (array.shape, array.chunks))
+        shape, chunks = (" × ".join(map(str, numbers)) or "scalar" for numbers in (array.shape, array.grid))
         table.add_row(
             f"/{path}",
             array.kind,

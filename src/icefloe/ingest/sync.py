@@ -28,7 +28,7 @@ from icefloe.ingest.array_plan import (
     can_keep,
     changed_part,
     compare_chunks,
-    joined_chunks,
+    joined_lengths,
 )
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
@@ -45,6 +45,7 @@ from icefloe.ingest.local_ingest import (
     NamedSources,
     SessionSink,
     SourceComparison,
+    allows_variable_grids,
     read_archive,
     read_schemas,
 )
@@ -78,6 +79,7 @@ from icefloe.ingest.write_tasks import (
     plan_virtual_tasks,
     run_task,
 )
+from icefloe.ingest.zarr_documents import parse_grid
 from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
 from icefloe.model.snapshot import ArrayNode
@@ -238,7 +240,9 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> 
         archive = replace(archive, all_foreign=True)
     chunks = _kept_chunks(before, archive, options)
     schemas = [source.schema for source in found.sources.values() if source.schema is not None]
-    fresh = plan_ingest(schemas, options, existing=Existing(chunks=chunks))
+    fresh = plan_ingest(
+        schemas, options, existing=Existing(chunks=chunks, variable_grids=allows_variable_grids(archive.session))
+    )
     fresh.report.raise_on_errors()
     sources = _place(found, fresh.datasets)
     arrays: dict[str, ArrayChanges] = {}
@@ -282,19 +286,17 @@ def _text_of(document: Any) -> str:
     return json.dumps(document, sort_keys=True)
 
 
-def _kept_chunks(before: Catalogue, archive: Archive, options: IngestOptions) -> dict[str, tuple[int, ...]]:
+def _kept_chunks(
+    before: Catalogue, archive: Archive, options: IngestOptions
+) -> dict[str, tuple[int | tuple[int, ...], ...]]:
     """Return the chunk lengths of the arrays of the archive, unless the caller asks for others."""
     if dict(before.chunks) != dict(options.chunks):
         return {}
     found = {}
     for path in before.arrays:
         document = archive.documents.get(path)
-        if (
-            document is not None
-            and document.get("node_type") == "array"
-            and document["chunk_grid"]["name"] == "regular"
-        ):
-            found[path] = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+        if document is not None and document.get("node_type") == "array":
+            found[path] = tuple(lengths.each for lengths in parse_grid(document))
     return found
 
 
@@ -323,7 +325,7 @@ def _compare(
     array: ArrayPlan, group: str, before: Catalogue, sources: Mapping[str, CataloguedSource], archive: Archive
 ) -> ArrayChanges:
     new = _boxes(sources.values(), group, array.path, array.joined)
-    every = frozenset(find_recipes(new, joined_chunks(array)))
+    every = frozenset(find_recipes(new, joined_lengths(array)))
     kind, joined = before.arrays.get(array.path, ("", ()))
     document = archive.documents.get(array.path)
     if (
@@ -338,7 +340,7 @@ def _compare(
     axes = [axis for axis, dim in enumerate(array.dims) if dim in array.joined]
     dirty = frozenset(() if coords is None else map(tuple, coords[:, axes].tolist()))
     old = _boxes(before.sources.values(), group, array.path, joined)
-    return compare_chunks(array, old, new, document["shape"], dirty)
+    return compare_chunks(array, old, new, document, dirty)
 
 
 def _plan_documents(
@@ -369,14 +371,14 @@ def _changed_values(write: ValueWrite, is_comparable: bool, archive: Archive) ->
     """Return the part of a coordinate that differs from the stored one."""
     if not is_comparable:
         return [write]
-    grid = archive.documents[write.path]["chunk_grid"]["configuration"]["chunk_shape"]
+    grid = parse_grid(archive.documents[write.path])
     return changed_part(write, np.asarray(zarr.open_array(archive.session.store, path=write.path, mode="r")[...]), grid)
 
 
 def _cells(box: Sequence[tuple[int, int]], array: ArrayPlan) -> dict[str, tuple[int, int]]:
     """Return the cells of a box of chunk positions, by joined dimension."""
-    names = [(d, c, n) for d, c, n in zip(array.dims, array.chunks, array.shape, strict=True) if d in array.joined]
-    return {d: (lo * c, min(hi * c, n)) for (lo, hi), (d, c, n) in zip(box, names, strict=True)}
+    names = [(d, c, n) for d, c, n in zip(array.dims, array.grid, array.shape, strict=True) if d in array.joined]
+    return {d: (c.start(lo), min(c.start(hi), n)) for (lo, hi), (d, c, n) in zip(box, names, strict=True)}
 
 
 def _plan_tasks(
@@ -390,8 +392,8 @@ def _plan_tasks(
     layers: dict[tuple[Any, ...], list[ArrayChanges]] = {}
     for each in changes:
         if each.written:
-            chunks = tuple(joined_chunks(each.array))
-            key = (each.array.kind, each.is_rewritten, each.array.joined, chunks, each.written)
+            grid = tuple(joined_lengths(each.array))
+            key = (each.array.kind, each.is_rewritten, each.array.joined, grid, each.written)
             layers.setdefault(key, []).append(each)
     files = [file for file in dataset.files if file.file.url not in unreadable]
     tasks: list[IngestTask] = []
@@ -418,7 +420,7 @@ def _meets(file: PlacedFile, arrays: Sequence[ArrayPlan], written: frozenset[Ind
         lengths = dict(zip(variable.dims, variable.shape, strict=True))
         start = tuple(file.origin.get(d, 0) for d in array.dims if d in array.joined)
         size = tuple(lengths[d] for d in array.dims if d in array.joined)
-        if any(p in written for p in SourceBox("", (), "", start, size).positions(joined_chunks(array))):
+        if any(p in written for p in SourceBox("", (), "", start, size).positions(joined_lengths(array))):
             return True
     return False
 
@@ -442,8 +444,8 @@ def _plan_copies(
         for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined):
             old.setdefault(box.url, []).append(box)
         for box in _boxes(gone, group, array.path, array.joined):
-            chunks = joined_chunks(array)
-            positions = [p for p in box.positions(chunks) if p in each.written]
+            grid = joined_lengths(array)
+            positions = [p for p in box.positions(grid) if p in each.written]
             if not positions:
                 continue
             is_foreign = array.path in archive.foreign or archive.all_foreign
@@ -456,9 +458,9 @@ def _plan_copies(
                     path=array.path,
                 )
             for position in positions:
-                low = [max(s, i * c) for s, i, c in zip(box.start, position, chunks, strict=True)]
+                low = [max(s, c.start(i)) for s, i, c in zip(box.start, position, grid, strict=True)]
                 high = [
-                    min(s + n, (i + 1) * c) for s, n, i, c in zip(box.start, box.size, position, chunks, strict=True)
+                    min(s + n, c.start(i + 1)) for s, n, i, c in zip(box.start, box.size, position, grid, strict=True)
                 ]
                 shift = [a - b for a, b in zip(former.origin, box.origin, strict=True)]
                 copies.append(

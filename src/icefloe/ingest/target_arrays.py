@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import zarr
 
 from icefloe.errors import InvalidInputError
-from icefloe.ingest.array_plan import ArrayKind, ArrayPlan, choose_chunks, native_codecs
+from icefloe.ingest.array_plan import (
+    ArrayKind,
+    ArrayPlan,
+    FittedGrid,
+    TargetDimensions,
+    choose_chunks,
+    fit_chunks,
+    fit_lengths,
+    grown_lengths,
+    native_codecs,
+)
 from icefloe.ingest.cf import (
     NO_TIME,
     Packing,
@@ -24,7 +35,7 @@ from icefloe.ingest.cf import (
     keeps_values,
     packing_of,
 )
-from icefloe.ingest.chunk_grids import is_contiguous_chunking
+from icefloe.ingest.chunk_grids import ChunkLengths, as_lengths
 from icefloe.ingest.members import (
     Member,
     decoding_codecs,
@@ -32,10 +43,16 @@ from icefloe.ingest.members import (
     promoted_dtype,
     split_by_encoding,
 )
-from icefloe.ingest.placement import Existing, ExistingArray, JoinedDimension, same_coordinates
+from icefloe.ingest.placement import Existing, ExistingArray, same_coordinates
 from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SchemaIssue, SourceVariable, named_by
 from icefloe.ingest.sources import IngestOptions
-from icefloe.ingest.zarr_documents import array_document, fill_attribute, fill_value_document
+from icefloe.ingest.zarr_documents import (
+    array_document,
+    check_grid,
+    fill_attribute,
+    fill_value_document,
+    has_variable_grids,
+)
 
 COORDINATE_CHUNK = 1 << 13
 """The number of cells in a chunk of a native coordinate: a year of hours."""
@@ -43,17 +60,6 @@ _MISSING = ("_FillValue", "missing_value")
 _PACKING = ("scale_factor", "add_offset", "_Unsigned", *_MISSING)
 _PACKED_LIMITS = ("valid_min", "valid_max", "valid_range", "flag_values", "flag_masks")
 """Attributes whose values are numbers as they are stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDimensions:
-    """The joined dimensions, and their start in the target."""
-
-    offset: Mapping[str, int]
-    joined: Mapping[str, JoinedDimension]
-
-    def length(self, name: str) -> int:
-        return self.offset[name] + self.joined[name].size
 
 
 def plan_array(
@@ -74,7 +80,7 @@ def plan_array(
     joined = tuple(d for d in variable.dims if d in dims.joined)
     stored = existing.arrays.get(path)
     if stored is not None:
-        array, issues = _plan_existing(stored, variable, members, dims, joined, options, path, name)
+        array, issues = _plan_existing(stored, variable, members, dims, joined, options, path, name, existing)
         # Cells of a region that no file has keep their values.
         if array is not None and has_holes and options.region is None:
             issues += _existing_holes(array, members[0], name)
@@ -83,9 +89,11 @@ def plan_array(
         issue = _issue(members[0], name, "array", "in the repository", "absent", "region writes into existing arrays")
         return None, [issue]
     shape = tuple(dims.length(d) if d in joined else n for d, n in zip(variable.dims, variable.shape, strict=True))
-    kind, template, issues = _choose_kind(variable, name, members, dims, joined, shape, options)
+    kind, template, issues, fitted = _choose_kind(
+        variable, name, members, dims, joined, shape, options, varies=existing.variable_grids
+    )
     if kind == "virtual":
-        array = _virtual_array(path, template, shape, joined)
+        array = _virtual_array(path, template, shape, joined, fitted)
         if has_holes:
             array, found = _virtual_holes(array, members[0], name)
             issues += found
@@ -97,12 +105,15 @@ def plan_array(
     return array, issues
 
 
-def _virtual_array(path: str, variable: SourceVariable, shape: tuple[int, ...], joined: tuple[str, ...]) -> ArrayPlan:
+def _virtual_array(
+    path: str, variable: SourceVariable, shape: tuple[int, ...], joined: tuple[str, ...], fitted: FittedGrid | None
+) -> ArrayPlan:
     fill = variable.fill_value if variable.fill_value is not None else fill_value_document(variable.dtype, None)
+    grid = as_lengths(variable.chunks) if fitted is None else fitted.lengths
     document = array_document(
         shape=shape,
         dtype=variable.dtype,
-        chunks=variable.chunks,
+        chunks=[lengths.each for lengths in grid],
         codecs=variable.codecs,
         fill_value=fill,
         attributes=variable.attributes,
@@ -113,13 +124,14 @@ def _virtual_array(path: str, variable: SourceVariable, shape: tuple[int, ...], 
         "virtual",
         variable.dims,
         shape,
-        variable.chunks,
+        tuple(lengths.longest for lengths in grid),
         variable.dtype,
         variable.attributes,
         fill,
         document,
         joined,
         variable,
+        grid=grid,
     )
 
 
@@ -139,7 +151,7 @@ def _virtual_holes(array: ArrayPlan, member: Member, name: str) -> tuple[ArrayPl
     document = array_document(
         shape=array.shape,
         dtype=array.dtype,
-        chunks=array.chunks,
+        chunks=[lengths.each for lengths in array.grid],
         codecs=template.codecs,
         fill_value=fill,
         attributes=array.attributes,
@@ -161,7 +173,8 @@ def extend_array(stored: ExistingArray, dim: str, length: int) -> ArrayPlan:
     """An array of the repository that is only extended."""
     array = existing_array(stored)
     shape = tuple(max(n, length) if d == dim else n for d, n in zip(array.dims, array.shape, strict=True))
-    return replace(array, shape=shape, document=stored.resized(shape), joined=(dim,))
+    grid = tuple(lengths.covering(n) for lengths, n in zip(stored.grid(), shape, strict=True))
+    return replace(array, shape=shape, document=stored.resized(shape, grid), joined=(dim,), grid=grid)
 
 
 def existing_array(stored: ExistingArray) -> ArrayPlan:
@@ -180,6 +193,7 @@ def existing_array(stored: ExistingArray) -> ArrayPlan:
         (),
         own,
         is_new=False,
+        grid=stored.grid(),
     )
 
 
@@ -222,7 +236,7 @@ def _native_array(
     dims: TargetDimensions,
     options: IngestOptions,
     has_holes: bool,
-    kept: tuple[int, ...] | None = None,
+    kept: tuple[int | tuple[int, ...], ...] | None = None,
 ) -> tuple[ArrayPlan, list[SchemaIssue]]:
     variables = list({id(m.variables[name]): m.variables[name] for m in members}.values())
     variable = variables[0]
@@ -243,13 +257,15 @@ def _native_array(
     if variable.dims in ((), (name,)):
         chunks = tuple(max(1, min(options.chunks.get(d, COORDINATE_CHUNK), COORDINATE_CHUNK)) for d in variable.dims)
         chunks = tuple(min(c, max(1, n)) if not joined else c for c, n in zip(chunks, shape, strict=True))
+    grid = as_lengths(chunks)
     if kept is not None and len(kept) == len(shape):
-        chunks = kept
+        grid = tuple(lengths.covering(n) for lengths, n in zip(as_lengths(kept), shape, strict=True))
+        chunks = tuple(lengths.longest for lengths in grid)
     fill = stored.fill_value if stored.fill_value is not None else fill_value_document(stored.dtype, None)
     document = array_document(
         shape=shape,
         dtype=stored.dtype,
-        chunks=chunks,
+        chunks=[lengths.each for lengths in grid],
         codecs=options.codecs or native_codecs(stored.dtype),
         fill_value=fill,
         attributes=stored.attributes,
@@ -258,7 +274,7 @@ def _native_array(
     array = ArrayPlan(
         path, "native", variable.dims, shape, chunks, stored.dtype, stored.attributes, fill, document, joined, variable
     )
-    return replace(array, repacks=name in options.pack or path in options.pack), issues
+    return replace(array, repacks=name in options.pack or path in options.pack, grid=grid), issues
 
 
 def _packed(name: str, variables: Sequence[SourceVariable], packing: Mapping[str, Any]) -> _Stored:
@@ -443,36 +459,54 @@ def _choose_kind(
     joined: tuple[str, ...],
     shape: tuple[int, ...],
     options: IngestOptions,
-) -> tuple[ArrayKind, SourceVariable, list[SchemaIssue]]:
+    *,
+    varies: bool,
+) -> tuple[ArrayKind, SourceVariable, list[SchemaIssue], FittedGrid | None]:
+    """How an array is stored, and its chunks if they differ in length. `varies`: they may."""
     if options.mode == "native":
-        return "native", variable, []
+        return "native", variable, [], None
     is_coordinate = variable.dims in ((), (name,))
     size = int(np.prod(shape, dtype=np.int64)) * (
         16 if variable.dtype == "string" else np.dtype(variable.dtype).itemsize
     )
     if options.mode == "mixed" and (is_coordinate or size < options.native_below_bytes or name in options.pack):
-        return "native", variable, []
+        return "native", variable, [], None
     template, reason = fit_chunks(variable, name, members, dims, joined)
     if len(joined) == 1 and dims.joined[joined[0]].spans:
         # Several files have the same cells.
         note = _issue(members[0], name, "references", "possible", "files share its cells", "it is stored by value")
-        return "native", variable, [replace(note, severity="note")]
+        return "native", variable, [replace(note, severity="note")], None
     reason = next((m.variables[name].not_virtual for m in members if m.variables[name].not_virtual), None) or reason
     if reason is None and options.mode == "mixed":
         reason = find_byte_difference(variable, members, name)
     if reason is None:
-        return "virtual", template, []
+        return "virtual", template, [], None
     if options.mode == "mixed":
         found = _partly_by_value(name, members, dims, joined, options)
         if found is not None:
             return "virtual", *found
     if is_coordinate or _is_auxiliary(members, name):
         note = _issue(members[0], name, "references", "possible", reason, "the coordinate is stored by value")
-        return "native", variable, [replace(note, severity="note")]
+        return "native", variable, [replace(note, severity="note")], None
+    ragged = _partly_by_value(name, members, dims, joined, options, varies=True)
+    if ragged is not None and varies:
+        return "virtual", *ragged
     if options.mode == "mixed":
         note = _issue(members[0], name, "references", "possible", reason, "the array is written by value")
-        return "native", variable, [replace(note, severity="handled")]
-    return "virtual", template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed'")]
+        return "native", variable, [replace(note, severity="handled")], None
+    advice = f"use mode='mixed'{_grid_advice() if ragged is not None else ''}"
+    return "virtual", template, [_issue(members[0], name, "references", "possible", reason, advice)], None
+
+
+def _grid_advice() -> str:
+    """What makes chunks of different lengths possible, if this zarr has them and does not use them."""
+    if has_variable_grids() or "rectilinear_chunks" not in zarr.config.get("array"):
+        return ""
+    return ", or allow chunks of different lengths with the variable ZARR_ARRAY__RECTILINEAR_CHUNKS=True"
+
+
+_Parts: TypeAlias = tuple[SourceVariable, list[SchemaIssue], FittedGrid | None]
+"""The variable of an array of references, what is written by value, and its chunks if they differ in length."""
 
 
 def _partly_by_value(
@@ -481,26 +515,38 @@ def _partly_by_value(
     dims: TargetDimensions,
     joined: tuple[str, ...],
     options: IngestOptions,
-    stored: SourceVariable | None = None,
-) -> tuple[SourceVariable, list[SchemaIssue]] | None:
+    existing: ExistingArray | None = None,
+    *,
+    varies: bool = False,
+) -> _Parts | None:
     """The variable of an array that references most files, and has the values of files with other encodings.
 
     None if no file can be referenced, if a file would begin within a chunk, or if values of the other files do not fit.
-    `stored` is an array of the repository, whose encoding is given.
+    `existing` is an array of the repository, whose encoding is given. With `varies`, chunks end where files end.
     """
+    stored = None if existing is None else existing.variable()
+    varying = joined if varies else ()
     if stored is None:
-        common, others = split_by_encoding(members, name)
+        common, others = split_by_encoding(members, name, varying)
         model = common[0].variables[name]
     else:
-        found = [(member, _array_difference(stored, member.variables[name])) for member in members]
+        found = [(member, _array_difference(stored, member.variables[name], varying)) for member in members]
         common = [member for member, difference in found if difference is None]
         others = [(member, difference) for member, difference in found if difference is not None]
         model = common[0].variables[name] if common else stored
-    if model.not_virtual is not None or not common or not others:
+    if model.not_virtual is not None or not common or (not others and not varies):
         return None
-    template, reason = fit_chunks(model, name, common, dims, joined, stored)
-    if reason is not None:
+    if others and options.mode != "mixed":
         return None
+    template, fitted = model, None
+    if varies:
+        fitted = fit_lengths(model, name, common, dims, joined, existing)
+        if fitted is None:
+            return None
+    else:
+        template, reason = fit_chunks(model, name, common, dims, joined, stored)
+        if reason is not None:
+            return None
     own = stored or template
     issues: list[SchemaIssue] = []
     checked: dict[int, bool] = {}
@@ -512,7 +558,12 @@ def _partly_by_value(
             return None
         note = _issue(member, name, "references", "the encoding of the array", difference, "it is written by value")
         issues.append(replace(note, severity="handled"))
-    return (template if stored is not None else _described_as(template, members[0].variables[name])), issues
+    if fitted is not None and fitted.padded:
+        found_text = f"{fitted.padded} files end within their last chunk"
+        note = _issue(common[0], name, "last chunk", "as long as the file", found_text, "it is written by value")
+        issues.append(replace(note, severity="note"))
+    template = template if stored is not None or not others else _described_as(template, members[0].variables[name])
+    return template, issues, fitted
 
 
 def _described_as(variable: SourceVariable, first: SourceVariable) -> SourceVariable:
@@ -524,14 +575,20 @@ def _described_as(variable: SourceVariable, first: SourceVariable) -> SourceVari
     return replace(variable, attributes={**{k: v for k, v in first.attributes.items() if k not in meaning}, **own})
 
 
-def _array_difference(stored: SourceVariable, variable: SourceVariable) -> str | None:
-    """Why chunks of a file cannot be chunks of an array of the repository. None if they can."""
+def _array_difference(
+    stored: SourceVariable, variable: SourceVariable, varying: Sequence[str] = (), *, is_cut: bool = False
+) -> str | None:
+    """Why chunks of a file cannot be chunks of an array of the repository. None if they can.
+
+    `varying`: dimensions along which chunks may differ in length. `is_cut`: the variable has its final chunks.
+    """
     if variable.not_virtual is not None:
         return variable.not_virtual
-    can_be_cut = variable.layout in ("contiguous", "records")
+    can_be_cut = variable.layout in ("contiguous", "records") and not is_cut
+    mine, other = ([c for d, c in zip(v.dims, v.chunks, strict=True) if d not in varying] for v in (stored, variable))
     for facet, ours, theirs in (
         ("data type", stored.dtype, variable.dtype),
-        ("chunks", None if can_be_cut else stored.chunks, None if can_be_cut else variable.chunks),
+        ("chunks", None if can_be_cut else tuple(mine), None if can_be_cut else tuple(other)),
         ("codecs", decoding_codecs(stored.codecs), decoding_codecs(variable.codecs)),
         ("packing", packing_of(stored.attributes, stored.dtype), packing_of(variable.attributes, variable.dtype)),
         ("units", _units(stored), _units(variable)),
@@ -546,71 +603,6 @@ def _is_auxiliary(members: Sequence[Member], name: str) -> bool:
     return any(name in named_by(variable) for variable in members[0].variables.values())
 
 
-def fit_chunks(
-    variable: SourceVariable,
-    name: str,
-    members: Sequence[Member],
-    dims: TargetDimensions,
-    joined: tuple[str, ...],
-    stored: SourceVariable | None = None,
-) -> tuple[SourceVariable, str | None]:
-    """The variable with chunks on one grid for all files, or why there is no such grid.
-
-    `stored` is an existing array. Contiguous values are divided into its chunks.
-    """
-    chunks = list(variable.chunks)
-    can_be_cut = variable.layout == "contiguous" and (
-        stored is None or is_contiguous_chunking(variable.shape[1:], stored.chunks[1:])
-    )
-    if stored is not None and can_be_cut:
-        chunks = list(stored.chunks)
-    for axis, dim in enumerate(variable.dims):
-        if dim not in joined:
-            continue
-        # The first cell and the number of cells of each file.
-        places = [(dims.offset[dim] + start, size, url) for start, size, url in dims.joined[dim].starts()]
-        if can_be_cut and stored is None and axis == 0:
-            # Row-major bytes can be divided anywhere along the first dimension. Use the longest chunk that fits every
-            # file.
-            sizes = (size for _, size, _ in places[:-1])
-            step = int(np.gcd.reduce(np.array([chunks[0], *(start for start, _, _ in places), *sizes])))
-            if is_contiguous_chunking(variable.shape[1:], variable.chunks[1:]):
-                chunks[0] = max(1, step)
-        chunk = chunks[axis]
-        for start, size, url in places:
-            if start % chunk:
-                return replace(variable, chunks=tuple(chunks)), (
-                    f"{url} starts at cell {start} of {dim}, within a chunk of {chunk} cells"
-                )
-            # The last chunk of a file may extend beyond its end, but must not cover existing cells.
-            if stored is not None and (start + size) % chunk and start + size < stored.shape[axis]:
-                return replace(variable, chunks=tuple(chunks)), (
-                    f"{url} ends at cell {start + size} of {dim}, within a chunk of {chunk} cells"
-                )
-    return replace(variable, chunks=tuple(chunks)), _uncuttable(tuple(chunks), members, name)
-
-
-def _uncuttable(chunks: tuple[int, ...], members: Sequence[Member], name: str) -> str | None:
-    """Why the values of a file cannot be divided into these chunks. Those of chunked files are divided already."""
-    checked: set[int] = set()
-    for member in members:
-        variable = member.variables[name].in_file()
-        own = chunks[len(chunks) - len(variable.shape) :]
-        if id(member.variables[name]) in checked or 0 in variable.shape:
-            continue
-        checked.add(id(member.variables[name]))
-        if variable.layout == "chunked" and variable.chunks != own:
-            return f"{member.file.url} has chunks {variable.chunks}, the array {own}"
-        if variable.layout not in ("contiguous", "records"):
-            continue
-        fits = is_contiguous_chunking(variable.shape, own)
-        if variable.layout == "records":
-            fits = own[0] == 1 and is_contiguous_chunking((1, *variable.shape[1:]), own)
-        if not fits:
-            return f"chunks {own} of the {variable.shape} values in {member.file.url} are not runs of bytes"
-    return None
-
-
 def _plan_existing(
     stored: ExistingArray,
     variable: SourceVariable,
@@ -620,9 +612,11 @@ def _plan_existing(
     options: IngestOptions,
     path: str,
     name: str,
+    existing: Existing,
 ) -> tuple[ArrayPlan | None, list[SchemaIssue]]:
     """Extend an array of the repository, or write into it, with its own encoding."""
     own = stored.variable()
+    check_grid(path, stored.document)
     if not joined:
         return None, _same_grid(own, variable, members[0], name) or _same_static(stored, members[0], name)
     if own.dims != variable.dims:
@@ -639,22 +633,27 @@ def _plan_existing(
         if dim in joined and dim != options.append_dim and length > have:
             found = f"cells up to {length}"
             issues.append(_issue(members[0], name, f"length of {dim}", str(have), found, "use append_dim to extend it"))
-    is_virtual, template, found_issues = _existing_kind(own, variable, name, members, dims, joined, options)
+    is_virtual, template, found_issues, fitted = _existing_kind(
+        stored, variable, name, members, dims, joined, options, varies=existing.variable_grids
+    )
     issues += found_issues
+    grid = fitted.lengths if fitted is not None else _grown_grid(stored, shape, options)
     array = ArrayPlan(
         path,
         "virtual" if is_virtual else "native",
         own.dims,
         shape,
-        own.chunks,
+        tuple(lengths.longest for lengths in grid),
         own.dtype,
         own.attributes,
         own.fill_value,
-        stored.resized(shape),
+        stored.resized(shape, grid),
         joined,
         template,
         is_new=False,
         repacks=_keeps_packing(own, options.pack.get(name, options.pack.get(path))),
+        grid=grid,
+        recut={} if fitted is None else fitted.recut,
     )
     checked: set[int] = set()
     for member in members:
@@ -664,39 +663,50 @@ def _plan_existing(
     return array, issues
 
 
+def _grown_grid(stored: ExistingArray, shape: Sequence[int], options: IngestOptions) -> tuple[ChunkLengths, ...]:
+    names = stored.document.get("dimension_names") or [None] * len(shape)
+    pairs = zip(names, stored.grid(), stored.document["shape"], shape, strict=True)
+    return tuple(grown_lengths(lengths, int(old), new, options.chunks.get(dim)) for dim, lengths, old, new in pairs)
+
+
 def _existing_kind(
-    own: SourceVariable,
+    stored: ExistingArray,
     variable: SourceVariable,
     name: str,
     members: Sequence[Member],
     dims: TargetDimensions,
     joined: tuple[str, ...],
     options: IngestOptions,
-) -> tuple[bool, SourceVariable, list[SchemaIssue]]:
+    *,
+    varies: bool,
+) -> tuple[bool, SourceVariable, list[SchemaIssue], FittedGrid | None]:
+    """Whether files are referenced by an array of the repository, and its chunks if they differ in length."""
     if options.mode == "native" or variable.dims in ((), (name,)):
-        return False, variable, []
+        return False, variable, [], None
+    own = stored.variable()
+    is_regular = all(lengths.is_regular for lengths in stored.grid())
     template, reason = fit_chunks(variable, name, members, dims, joined, own)
     reason = variable.not_virtual or reason
     if options.mode == "mixed":
         reason = reason or find_byte_difference(variable, members, name)
-    for facet, ours, theirs in (
-        ("data type", own.dtype, variable.dtype),
-        ("chunks", own.chunks, template.chunks),
-        ("codecs", decoding_codecs(own.codecs), decoding_codecs(variable.codecs)),
-        ("packing", packing_of(own.attributes, own.dtype), packing_of(variable.attributes, variable.dtype)),
-        ("units", _units(own), _units(variable)),
-    ):
-        if ours != theirs and repr(ours) != repr(theirs):
-            reason = reason or f"the array's {facet} is {ours}, the file's {theirs}"
-    if reason is None:
-        return True, template, []
-    if options.mode == "mixed":
-        found = _partly_by_value(name, members, dims, joined, options, own)
+    reason = reason or _array_difference(own, template, is_cut=True)
+    if reason is None and is_regular:
+        return True, template, [], None
+    reason = reason or "the chunks of the array differ in length"
+    if options.mode == "mixed" and is_regular:
+        found = _partly_by_value(name, members, dims, joined, options, stored)
         if found is not None:
             return True, *found
-    if options.mode == "mixed" or (variable.not_virtual is not None and _is_auxiliary(members, name)):
-        return False, variable, []
-    return True, template, [_issue(members[0], name, "references", "possible", reason, "use mode='mixed' or 'native'")]
+    is_auxiliary = _is_auxiliary(members, name)
+    ragged = None
+    if not is_regular or not is_auxiliary:
+        ragged = _partly_by_value(name, members, dims, joined, options, stored, varies=True)
+    if ragged is not None and varies:
+        return True, *ragged
+    if options.mode == "mixed" or (variable.not_virtual is not None and is_auxiliary):
+        return False, variable, [], None
+    advice = f"use mode='mixed' or 'native'{_grid_advice() if ragged is not None else ''}"
+    return True, template, [_issue(members[0], name, "references", "possible", reason, advice)], None
 
 
 def _units(variable: SourceVariable) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.cf import packing_of
 from icefloe.ingest.chunk_grids import (
+    ChunkLengths,
     ChunkRegion,
     chunk_region,
     concatenate_tables,
@@ -31,6 +32,7 @@ from icefloe.ingest.chunk_grids import (
 from icefloe.ingest.members import encoding_difference
 from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
+from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag
 
@@ -108,9 +110,9 @@ def plan_native_tasks(
     arrays: Sequence[ArrayPlan], files: Sequence[PlacedFile], extent: Extent, task_bytes: int
 ) -> Iterator[tuple[tuple[str, ...], Window, tuple[PlacedFile, ...], int]]:
     """Yield arrays, window, files and bytes of each native task. Windows end at chunk or extent bounds."""
-    layers: dict[tuple[tuple[str, int], ...], list[ArrayPlan]] = {}
+    layers: dict[tuple[tuple[str, ChunkLengths], ...], list[ArrayPlan]] = {}
     for array in arrays:
-        key = tuple((d, c) for d, c in zip(array.dims, array.chunks, strict=True) if d in array.joined)
+        key = tuple((d, each) for d, each in zip(array.dims, array.grid, strict=True) if d in array.joined)
         layers.setdefault(key, []).append(array)
     for key, layer in layers.items():
         placed = _LayerFiles(layer, [d for d, _ in key], files)
@@ -146,7 +148,7 @@ def _box(file: PlacedFile, variable: SourceVariable, dims: Sequence[str]) -> lis
 
 
 def _windows(
-    layer: Sequence[ArrayPlan], joined: Mapping[str, int], extent: Extent, task_bytes: int
+    layer: Sequence[ArrayPlan], joined: Mapping[str, ChunkLengths], extent: Extent, task_bytes: int
 ) -> Iterator[tuple[Sequence[ArrayPlan], Window]]:
     bounds = {d: extent.bounds[d] for d in joined}
     cell = sum(_cell_bytes(array, joined, bounds) for array in layer)
@@ -159,40 +161,41 @@ def _windows(
         inner = _split_inner(layer[0], joined, cell / task_bytes)
     rows = max(1, int(task_bytes // max(1, cell)))
     ranges: list[list[tuple[int, int]]] = []
-    for dim, chunk in joined.items():
+    for dim, lengths in joined.items():
         first, end = bounds[dim]
-        count = -(-(end - first // chunk * chunk) // chunk)
+        low, high = lengths.index(first), lengths.count(end)
         # Rows are joined along the first dimension with several chunks. Other dimensions have one chunk per task.
-        taken = min(rows, max(1, count))
+        taken = min(rows, max(1, high - low))
         rows = max(1, rows // taken)
-        step = taken * chunk
-        ranges.append([(max(lo, first), min(lo + step, end)) for lo in range(first // chunk * chunk, end, step)])
+        ranges.append(
+            [(max(lengths.start(i), first), min(lengths.start(i + taken), end)) for i in range(low, high, taken)]
+        )
     for combination in itertools.product(*ranges):
         window = dict(zip(joined, combination, strict=True))
         for part in inner:
             yield layer, {**window, **part}
 
 
-def _cell_bytes(array: ArrayPlan, joined: Mapping[str, int], bounds: Window) -> int:
+def _cell_bytes(array: ArrayPlan, joined: Mapping[str, ChunkLengths], bounds: Window) -> int:
     """Return the bytes of an array in one chunk row of the joined dimensions. Other dimensions are whole."""
     lengths = [
-        min(joined[d], bounds[d][1] - bounds[d][0]) if d in joined else n
+        min(joined[d].longest, bounds[d][1] - bounds[d][0]) if d in joined else n
         for d, n in zip(array.dims, array.shape, strict=True)
     ]
     return math.prod(lengths) * array.itemsize
 
 
-def _split_inner(array: ArrayPlan, joined: Mapping[str, int], parts: float) -> list[Window]:
+def _split_inner(array: ArrayPlan, joined: Mapping[str, ChunkLengths], parts: float) -> list[Window]:
     """Return about `parts` windows over the other dimensions, at chunk bounds."""
     ranges: dict[str, list[tuple[int, int]]] = {}
-    for dim, length, chunk in zip(array.dims, array.shape, array.chunks, strict=True):
+    for dim, length, lengths in zip(array.dims, array.shape, array.grid, strict=True):
         if dim in joined or parts <= 1:
             continue
-        count = -(-length // chunk)
+        count = lengths.count(length)
         pieces = min(count, math.ceil(parts))
         parts /= pieces
-        step = -(-count // pieces) * chunk
-        ranges[dim] = [(lo, min(lo + step, length)) for lo in range(0, length, step)]
+        step = -(-count // pieces)
+        ranges[dim] = [(lengths.start(i), min(lengths.start(i + step), length)) for i in range(0, count, step)]
     return [dict(zip(ranges, combination, strict=True)) for combination in itertools.product(*ranges.values())]
 
 
@@ -689,14 +692,21 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
         if variable is None:
             continue
         source = files.get(placed.file, placed.format)
-        if encoding_difference(array.template, variable) is not None:
+        varying = () if array.is_regular else array.joined
+        if encoding_difference(array.template, variable, varying) is not None:
             for piece in _chunk_rows(placed, variable, array):
                 values = _read(piece, array, files)
                 sink.write_block(array.path, piece.target, values)
                 blocks, size = blocks + 1, size + values.nbytes
             continue
+        origin = [placed.origin.get(d, 0) if d in array.joined else 0 for d in array.dims]
+        first = [lengths.index(o) for lengths, o in zip(array.grid, origin, strict=True)]
         # The plan may have shorter chunks of contiguous values than the schema.
-        fitted = replace(variable, chunks=array.chunks)
+        chunks = tuple(
+            lengths.longest if lengths.is_regular else own
+            for lengths, own in zip(array.grid, variable.chunks, strict=True)
+        )
+        fitted = replace(variable, chunks=chunks)
         found = source.references(fitted.in_file())
         table, by_value = found.table, found.by_value
         # A chunk that the file does not store replaces an existing chunk of the array.
@@ -704,10 +714,11 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
             by_value = np.concatenate([by_value, _absent_chunks(fitted.in_file(), table, by_value)])
         for _ in range(variable.stacked):
             table, by_value = expand_table(table), np.insert(by_value, 0, 0, axis=1)
-        origin = [placed.origin.get(d, 0) if d in array.joined else 0 for d in array.dims]
-        tables.append(shift_table(table, [o // c for o, c in zip(origin, array.chunks, strict=True)]))
+        if not array.is_regular:
+            table, by_value = _without_padded(table, by_value, array, variable.shape, chunks, first)
+        tables.append(shift_table(table, first))
         for coords in by_value:
-            region = chunk_region(coords.tolist(), array.chunks, variable.shape)
+            region = chunk_region(coords.tolist(), chunks, variable.shape)
             values = read_values(source, variable, region)
             sink.write_block(array.path, _shift(region, origin), values)
             blocks, size = blocks + 1, size + values.nbytes
@@ -715,6 +726,28 @@ def _write_references(task: IngestTask, array: ArrayPlan, sink: BlockSink, files
     if len(table):
         sink.write_table(array.path, table)
     return blocks, len(table), size
+
+
+def _without_padded(
+    table: ChunkTable,
+    by_value: npt.NDArray[np.uint32],
+    array: ArrayPlan,
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    first: Sequence[int],
+) -> tuple[ChunkTable, npt.NDArray[np.uint32]]:
+    """Return the references of chunks that have the length of the array's chunk, and the coordinates of the others.
+
+    A chunk at the end of a file is stored with its whole length, but the chunk of the array ends with the file.
+    """
+    is_padded = np.zeros(len(table), dtype=bool)
+    for axis, (lengths, n, chunk) in enumerate(zip(array.grid, shape, chunks, strict=True)):
+        last = (n - 1) // chunk
+        if not lengths.is_regular and lengths.length(first[axis] + last) != chunk:
+            is_padded |= table.coords[:, axis] == last
+    if not is_padded.any():
+        return table, by_value
+    return take(table, np.flatnonzero(~is_padded)), np.concatenate([by_value, table.coords[is_padded]])
 
 
 def _chunk_rows(placed: PlacedFile, variable: SourceVariable, array: ArrayPlan) -> Iterator[_Piece]:
@@ -727,9 +760,11 @@ def _chunk_rows(placed: PlacedFile, variable: SourceVariable, array: ArrayPlan) 
         yield _Piece(placed, variable, (), ())
         return
     row_bytes = max(1, variable.nbytes // variable.shape[0])
-    step = max(1, COMPARED_BLOCK_BYTES // (row_bytes * array.chunks[0])) * array.chunks[0]
-    for first in range(0, variable.shape[0], step):
-        region = (slice(first, min(first + step, variable.shape[0])), *whole[1:])
+    lengths, end = array.grid[0], origin[0] + variable.shape[0]
+    step = max(1, COMPARED_BLOCK_BYTES // (row_bytes * lengths.longest))
+    for index in range(lengths.index(origin[0]), lengths.count(end), step):
+        low, high = max(lengths.start(index), origin[0]), min(lengths.start(index + step), end)
+        region = (slice(low - origin[0], high - origin[0]), *whole[1:])
         yield _Piece(placed, variable, region, _shift(region, origin))
 
 

@@ -21,7 +21,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, RebaseFailedError, StorageError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan
-from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
+from icefloe.ingest.chunk_grids import ChunkLengths, ChunkRegion, shift_table
 from icefloe.ingest.local_ingest import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
@@ -99,9 +99,9 @@ def _task_shift(old: IngestTask, new: IngestTask) -> Mapping[str, int] | None:
 
 
 def _array_offset(old: ArrayPlan, new: ArrayPlan, shifts: Mapping[str, int]) -> tuple[int, ...] | None:
-    if _layout(old) != _layout(new):
-        return None
     cells = [shifts.get(dim, 0) if dim in old.joined else 0 for dim in old.dims]
+    if _layout(old) != _layout(new) or (any(cells) and not old.is_regular):
+        return None
     if any(shift % chunk for shift, chunk in zip(cells, old.chunks, strict=True)):
         return None
     return tuple(shift // chunk for shift, chunk in zip(cells, old.chunks, strict=True))
@@ -115,18 +115,17 @@ def _layout(array: ArrayPlan) -> tuple[Any, ...]:
 
 
 def _is_aligned(array: ArrayPlan, task: IngestTask) -> bool:
-    starts = _starts(array, task)
-    return all(start % chunk == 0 for start, chunk in starts)
+    return all(lengths.is_bound(start) for start, lengths in _starts(array, task))
 
 
-def _starts(array: ArrayPlan, task: IngestTask) -> Iterator[tuple[int, int]]:
-    for dim, chunk in zip(array.dims, array.chunks, strict=True):
+def _starts(array: ArrayPlan, task: IngestTask) -> Iterator[tuple[int, ChunkLengths]]:
+    for dim, lengths in zip(array.dims, array.grid, strict=True):
         if dim not in array.joined:
             continue
         if task.kind == "native":
-            yield task.window[dim][0], chunk
+            yield task.window[dim][0], lengths
         else:
-            yield from ((placed.origin.get(dim, 0), chunk) for placed in task.files)
+            yield from ((placed.origin.get(dim, 0), lengths) for placed in task.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +363,7 @@ def _arrays_changed(attempt: _Attempt) -> bool:
 
 def _attempt(spark: SparkSession, job: IngestJob, options: IngestOptions, before: _Attempt | None) -> _Attempt:
     plan, existing, session = _prepare(spark, job, options)
-    SessionSink(session).begin(plan)
+    SessionSink(session).begin(plan, replace(job.named or NamedSources(), access=job.access))
     offsets = plan_relocation(before.plan, plan) if before is not None else None
     if before is not None and offsets is not None:
         move = WriteJob(RelocateWork(offsets), "moving references behind another append", job.shown)
