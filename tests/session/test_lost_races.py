@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import datetime as dt
 import statistics
 from collections import Counter
@@ -16,8 +18,10 @@ from tests.session.contention import LAYOUTS, prepare, run_writers
 import icefloe
 from icefloe import SpecVersion
 from icefloe.formats.icechunk2.repo_file import RepoInfo, decode_repo
+from icefloe.ids import new_object_id
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.manifest_config import ARRAY_PER_MANIFEST
+from icefloe.session.ancestry import compare_snapshots
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import Operation, WrappedStorage
 
@@ -175,3 +179,47 @@ def test_a_lost_race_of_the_repo_file_does_not_decode_its_history(monkeypatch: p
         session.commit("the loser")
     # The winner decodes the file of before, as does the loser, which does not decode the file of the winner.
     assert len(decoded) - before <= 2
+
+
+def test_a_commit_that_is_listed_already_is_not_refused_after_others_committed() -> None:
+    storage = _make("icechunk2")
+
+    async def run() -> None:
+        repo = await icefloe.Repository.open_async(storage)
+        ledger = repo._context.ledger
+        base = await ledger.fetch_tip("main")
+        await _commit_b(storage)()
+        landed = await repo._context.metadata_files.fetch_snapshot((await ledger.fetch_tip("main")).snapshot_id)
+        await _commit_b(storage)()
+        # As after a response that was lost: the writer still takes the branch to be where it was before.
+        assert (await ledger.advance("main", base, landed)).snapshot_id == landed.id
+        with pytest.raises(icefloe.ConflictError):
+            await ledger.advance("main", base, dataclasses.replace(landed, id=new_object_id(12)))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_a_comparison_for_some_arrays_lists_all_their_chunks_and_all_nodes(generation: str) -> None:
+    storage = _make(generation)
+    repo = icefloe.Repository.open(storage)
+    base = repo.lookup_branch("main")
+    with repo.transaction("main", message="both") as store:
+        root = zarr.open_group(store, mode="r+")
+        root["a"][:16] = 2
+        root["b"][8:24] = 3
+        root.create_array("c", shape=(8,), chunks=(1,), dtype="i8")[:] = 4
+
+    async def run() -> None:
+        context = (await icefloe.Repository.open_async(storage))._context
+        old, new = [await context.metadata_files.fetch_snapshot(each) for each in (base, repo.lookup_branch("main"))]
+        whole = await compare_snapshots(old, new, context.metadata_files)
+        ids = [new.nodes[path].id for path in ("/a", "/b", "/c")]
+        assert set(whole.updated_chunks) == set(ids)
+        for wanted in ([], ids[:1], ids[1:], ids):
+            some = await compare_snapshots(old, new, context.metadata_files, wanted=wanted)
+            assert dataclasses.replace(some, updated_chunks={}) == dataclasses.replace(whole, updated_chunks={})
+            assert set(some.updated_chunks) == set(wanted)
+            assert all((some.updated_chunks[each] == whole.updated_chunks[each]).all() for each in wanted)
+
+    asyncio.run(run())
