@@ -14,6 +14,7 @@ import xarray as xr
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from zarr.core.buffer import default_buffer_prototype
 
 import icefloe
 from icefloe import Repository
@@ -342,4 +343,25 @@ def test_an_append_to_months_without_the_setting_is_refused_with_advice(tmp_path
             ingest_local(files[3:], repository, _options(mode))
     with pytest.raises(IcefloeError):
         sync_local(archive.folder, repository, _options("virtual"))
+    assert repository.lookup_branch("main") == before
+
+
+@pytest.mark.parametrize("mode", ["virtual", "mixed", "native"])
+def test_an_archive_of_months_is_not_rewritten_by_a_process_without_the_setting(tmp_path: Path, mode: Any) -> None:
+    """The document stands for one that was written with another Python or setting."""
+    archive = Archive(tmp_path / "in")
+    files = archive.write_all([(30, 30), (30, 30)])
+    repository = archive.create()
+    sync_local(files, repository, _options(mode))
+    session = repository.writable_session("main")
+    grid = grid_document([ChunkLengths((30, 20, 10)), ChunkLengths(3), ChunkLengths(2)])
+    document = json.dumps({**_document(repository), "chunk_grid": grid}).encode()
+    run_blocking(session.store.set("t/zarr.json", default_buffer_prototype().buffer.from_bytes(document)))
+    before = session.commit("chunks of different lengths")
+    more = archive.write(2, 60, 30, 30)
+    advice = "ZARR_ARRAY__RECTILINEAR_CHUNKS" if RECTILINEAR else "Python 3.12"
+    with pytest.raises(UnsupportedError, match=advice):
+        ingest_local(more, repository, _options(mode))
+    with pytest.raises(UnsupportedError, match=advice):
+        sync_local(archive.folder, repository, _options(mode))
     assert repository.lookup_branch("main") == before

@@ -331,7 +331,6 @@ def read_existing(session: Session, sources: NamedSources | None = None) -> Exis
         values = None
         if document.get("dimension_names") == [path.rpartition("/")[2]]:
             check_grid(path, document)
-        if document.get("dimension_names") == [path.rpartition("/")[2]]:
             try:
                 values = _read_coordinate(session, path, content, sources or NamedSources())
             except VirtualChunkError as error:

@@ -79,7 +79,7 @@ from icefloe.ingest.write_tasks import (
     plan_virtual_tasks,
     run_task,
 )
-from icefloe.ingest.zarr_documents import parse_grid
+from icefloe.ingest.zarr_documents import check_grid, parse_grid
 from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
 from icefloe.model.snapshot import ArrayNode
@@ -296,6 +296,7 @@ def _kept_chunks(
     for path in before.arrays:
         document = archive.documents.get(path)
         if document is not None and document.get("node_type") == "array":
+            check_grid(path, document)
             found[path] = tuple(lengths.each for lengths in parse_grid(document))
     return found
 
