@@ -35,7 +35,7 @@ ROUNDS = 3
 FIXED = "one chunk"
 """The query that shows the fixed cost of an engine."""
 FROM_SHELL = {
-    "a query from the shell": ("select max(t2m) from t2m where lat > 0", 1.5),
+    "a query from the shell": ("select max(t2m) from t2m", 1.5),
     "a typo": ("select x from t2m", 1),
 }
 """Queries of `icefloe sql`, and the seconds that they may take."""
@@ -284,12 +284,15 @@ def measure_shell(folder: Path, results: Results, demo: str | None) -> None:
         to_icechunk(xr.Dataset({"t2m": (tuple(axes), values)}, coords=axes), session)
         session.commit("data")
         (folder / "small-complete").touch()
+    # An installed package has its bytecode.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     for name in missing:
         command = [str(Path(sys.executable).with_name("icefloe")), "sql", location, FROM_SHELL[name][0]]
         taken = []
         for _ in range(ROUNDS + 1):  # the first one compiles and fills the cache of files
             start = time.perf_counter()
-            ended = subprocess.run(command, check=False, capture_output=True, text=True)
+            ended = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
             taken.append(time.perf_counter() - start)
             if (ended.returncode != 0) != (name == "a typo") or "Traceback" in ended.stderr:
                 raise RuntimeError(f"{command} ended with {ended.returncode}: {ended.stderr}")
