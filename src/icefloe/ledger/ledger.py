@@ -9,7 +9,6 @@ snapshot: the number is taken, so it reads the snapshot again and tries the next
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import datetime as dt
 from abc import ABC, abstractmethod
@@ -313,9 +312,6 @@ class WholeHistory:
     """The number of the generation whose files these are, if the operations log should record it."""
 
 
-_REQUESTS_AT_ONCE = 32
-
-
 class Ledger(ABC):
     """Branches, tags, history and stored configuration of one repository.
 
@@ -430,23 +426,6 @@ class Ledger(ABC):
 
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...
-
-    async def fetch_tips(self) -> dict[str, Tip]:
-        """The tips of all branches. Branches that are deleted meanwhile are left out."""
-        names, gate = sorted(await self.list_branches()), asyncio.Semaphore(_REQUESTS_AT_ONCE)
-
-        async def find(name: str) -> Tip | None:
-            async with gate:
-                return await self._find_tip(name)
-
-        found = await asyncio.gather(*map(find, names))
-        return {name: tip for name, tip in zip(names, found, strict=True) if tip is not None}
-
-    async def _find_tip(self, branch: str) -> Tip | None:
-        try:
-            return await self.fetch_tip(branch)
-        except RefNotFoundError:
-            return None
 
     async def fetch_positions(self, branch: str, limit: int) -> list[BranchPosition]:
         """The snapshots that a branch pointed to, newest first. Files that were only rewritten are left out."""
@@ -747,7 +726,8 @@ class QuotingLedger(Ledger):
             return
         rewritten: set[ObjectId] = set()
         for _ in range(_ROUNDS):
-            tips = await self.fetch_tips()
+            branches = {name: await self._find_tip(name) for name in await self.list_branches()}
+            tips = {name: tip for name, tip in branches.items() if tip is not None}
             targets = {tip.snapshot_id for tip in tips.values()}
             targets |= {await self.fetch_tag(tag) for tag in await self.list_tags()}
             rewritten |= await rewrite_history(self.metadata_files, targets, change)
@@ -770,6 +750,12 @@ class QuotingLedger(Ledger):
                 raise StorageError(
                     f"other writers moved branch {branch!r} in each of {_ROUNDS} attempts. Collect garbage again"
                 )
+
+    async def _find_tip(self, branch: str) -> Tip | None:
+        try:
+            return await self.fetch_tip(branch)
+        except RefNotFoundError:
+            return None
 
 
 async def rewrite_history(

@@ -382,16 +382,11 @@ class RepositoryLedger(QuotingLedger):
         raise RefNotFoundError(f"ref not found: no tag {tag!r} in {self.storage.url}", name=tag)
 
     async def list_branches(self) -> set[str]:
-        return set(await self.fetch_tips())
-
-    async def fetch_tips(self) -> dict[str, Tip]:
         folders = await self.storage.list_names(REFS)
         names = sorted({name for folder in folders if (name := parse_folder("branch", folder))})
         found = await _gather_bounded(self._fetch_newest(name) for name in names)
         return {
-            name: Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
-            for name, newest in zip(names, found, strict=True)
-            if newest is not None and not newest.content.deleted
+            name for name, newest in zip(names, found, strict=True) if newest is not None and not newest.content.deleted
         }
 
     async def list_tags(self) -> set[str]:

@@ -12,7 +12,7 @@ from icefloe.debug import traced
 from icefloe.display.card import TextCardMixin, format_count
 from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
 from icefloe.ids import ObjectId
-from icefloe.ledger.ledger import MAIN, HistoryChange, RefTargets
+from icefloe.ledger.ledger import MAIN, HistoryChange
 from icefloe.maintenance.inventory import (
     History,
     UncachedRepository,
@@ -119,8 +119,6 @@ class ExpiryPlan(TextCardMixin):
     kept: int
     skipped: Mapping[ObjectId, tuple[ObjectId, ...]] = field(default_factory=dict)
     """For kept snapshots with a new parent: the ancestors in between, newest first."""
-    refs: RefTargets = field(default_factory=lambda: RefTargets({}, {}), repr=False)
-    """The refs that the plan was made for."""
 
     def __str__(self) -> str:
         lines = [f"{format_count(len(self.expired), 'snapshot')} to expire, {self.kept:,} stay"]
@@ -222,7 +220,7 @@ def _finish(
     everything = {**history.detached, **history.snapshots}
     listed = sorted((everything[key] for key in expired), key=lambda info: info.written_at, reverse=True)
     change = HistoryChange(expired, parents, dict(branches), dict(tags))
-    return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped, history.refs)
+    return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped)
 
 
 def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> tuple[ObjectId, ...]:
@@ -258,13 +256,13 @@ async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPl
         if context.official_rules:
             await context.ledger.log_expiry()
         return plan
+    refs = await fetch_all_refs(open_uncached(context).ledger)
     await _apply(context, plan)
-    refs = plan.refs
     for _ in range(_ROUNDS):
-        # A commit or an amendment made since the plan may have an expired parent.
-        if await fetch_all_refs(open_uncached(context).ledger) == refs:
-            break
+        # A commit or an amendment made in the meantime may have an expired parent.
         history = await fetch_history(open_uncached(context))
+        if history.refs == refs:
+            break
         refs, missed = history.refs, plan_again(history, plan.change.expired)
         if missed.change.is_empty():
             break

@@ -401,11 +401,14 @@ async def fetch_all_refs(ledger: Ledger) -> RefTargets:
     found = await ledger.fetch_targets()
     if found is not None:
         return RefTargets(*found)
-    # Tags come second: a tag that replaces a branch is created before the branch is deleted.
-    tips = await ledger.fetch_tips()
-    tags = sorted(await ledger.list_tags())
+    branches, tags = sorted(await ledger.list_branches()), sorted(await ledger.list_tags())
+
+    async def tip(name: str) -> ObjectId:
+        return (await ledger.fetch_tip(name)).snapshot_id
+
+    tips = await gather_bounded(tip, branches)
     targets = await gather_bounded(ledger.fetch_tag, tags)
-    return RefTargets({name: tip.snapshot_id for name, tip in tips.items()}, dict(zip(tags, targets, strict=True)))
+    return RefTargets(dict(zip(branches, tips, strict=True)), dict(zip(tags, targets, strict=True)))
 
 
 async def gather_bounded(
