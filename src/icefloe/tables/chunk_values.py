@@ -74,23 +74,12 @@ class PartDecoder:
         size = math.prod(self._shape) * self._dtype.itemsize
         needed = part.end(self._shape) * self._dtype.itemsize
         if size - needed < _SAVED_BYTES:
-            whole = _decompress(body, size)
-            if whole is not None:
-                return part.take(np.frombuffer(whole, dtype=self._dtype).reshape(self._shape))
-        else:
-            memory = _scratch(size)
-            if _decompress_start(body, memory[:needed]):
-                return np.array(part.take(np.frombuffer(memory, dtype=self._dtype).reshape(self._shape)))
+            return part.take(self._decoder(body))
+        memory = _scratch(size)
+        if _decompress_start(body, memory[:needed]):
+            return np.array(part.take(np.frombuffer(memory, dtype=self._dtype).reshape(self._shape)))
         # Let the codec raise the error for invalid bytes.
         return part.take(self._decoder(body))
-
-
-def _decompress(body: Buffer, size: int) -> memoryview | None:
-    """Decompress a zstd frame of this size with Arrow, which reuses memory better. None if it is not such a frame."""
-    try:
-        return memoryview(pa.decompress(body, size, "zstd")).toreadonly()
-    except (OSError, pa.ArrowException):
-        return None
 
 
 def _decompress_start(body: Buffer, out: memoryview) -> bool:
