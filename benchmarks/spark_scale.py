@@ -8,7 +8,8 @@ Run with `python -m benchmarks.spark_scale [--sources 1000 10000 100000] [--chun
 * Gigabytes: an array of that size is rechunked and ingested natively, with two settings of `task_bytes`. The memory of
   the Python workers is sampled while the job runs.
 
-Every measurement runs in a process of its own. Memory is the highest memory of a process above that before the job.
+Every measurement runs in a process of its own. The memory of the driver is its highest memory above that before the
+job, and that of a worker is the highest of any Python worker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,14 +29,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.spark_tables import PeakMemory
+
 MIB = 1 << 20
 SIDE = 512
 """Cells along each horizontal dimension of the large arrays."""
-
-
-def resident_mb(pid: str = "self") -> float:
-    with Path(f"/proc/{pid}/statm").open() as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / MIB
 
 
 def peak_mb() -> float:
@@ -130,10 +127,23 @@ def check_sources(path: Path, prefixes: list[str], count: int) -> None:
         assert array[number, 0, 0] == number % 251
 
 
+def create_array(store: Any, times: int) -> Any:
+    """An array with a chunk of 1 MiB for each time."""
+    import zarr
+
+    return zarr.create_array(
+        store,
+        name="x",
+        shape=(times, SIDE, SIDE),
+        chunks=(1, SIDE, SIDE),
+        dtype="f4",
+        dimension_names=["time", "y", "x"],
+    )
+
+
 def plan_chunks(count: int, folder: Path) -> dict[str, float]:
     """Plan jobs over one array with that many chunks. Nothing is written, and Spark is not started."""
     import xarray as xr
-    import zarr
 
     import icefloe
     from icefloe.spark.copy import CopySelection, plan_copy
@@ -141,14 +151,7 @@ def plan_chunks(count: int, folder: Path) -> dict[str, float]:
 
     repository = icefloe.Repository.create(str(folder / "repo"))
     session = repository.writable_session("main")
-    zarr.create_array(
-        session.store,
-        name="x",
-        shape=(count, SIDE, SIDE),
-        chunks=(1, SIDE, SIDE),
-        dtype="f4",
-        dimension_names=["time", "y", "x"],
-    )
+    create_array(session.store, count)
     session.commit("array")
     readonly = repository.readonly_session("main")
     facts: dict[str, float] = {}
@@ -162,49 +165,15 @@ def plan_chunks(count: int, folder: Path) -> dict[str, float]:
     return facts
 
 
-class WorkerMemory:
-    """Samples the memory of the Python workers below this process."""
-
-    def __init__(self) -> None:
-        self.peak_mb = 0.0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> WorkerMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._ends.wait(0.05):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    if b"pyspark" in path.read_bytes() and b"daemon" in path.read_bytes():
-                        self.peak_mb = max(self.peak_mb, resident_mb(path.parent.name))
-                except OSError:
-                    continue
-
-
 def make_array(path: Path, gigabytes: float) -> None:
     """An array of chunks with one time each."""
-    import zarr
 
     import icefloe
 
     times = int(gigabytes * 2**30 / (SIDE * SIDE * 4))
     repository = icefloe.Repository.create(str(path))
     session = repository.writable_session("main")
-    array = zarr.create_array(
-        session.store,
-        name="x",
-        shape=(times, SIDE, SIDE),
-        chunks=(1, SIDE, SIDE),
-        dtype="f4",
-        dimension_names=["time", "y", "x"],
-    )
+    array = create_array(session.store, times)
     noise = np.random.default_rng(0).integers(0, 1000, (SIDE, SIDE)).astype("f4")
     for first in range(0, times, 32):
         block = np.arange(first, min(first + 32, times), dtype="f4")
@@ -241,14 +210,14 @@ def work_beyond_memory(gigabytes: float, task_mib: int, folder: Path) -> dict[st
     spark.range(8).count()
     facts: dict[str, float] = {"gigabytes": gigabytes, "task_bytes MiB": task_mib}
     before = peak_mb()
-    with WorkerMemory() as workers, timed(facts, "rechunk"):
+    with PeakMemory() as memory, timed(facts, "rechunk"):
         chunks = {"time": 256, "y": 64, "x": 64}
         rechunk(spark, str(folder / "repo"), chunks, task_bytes=task_mib * MIB, progress=False)
-    facts["rechunk worker MB"] = workers.peak_mb
-    with WorkerMemory() as workers, timed(facts, "ingest"):
+    facts["rechunk worker MB"] = memory.peaks["largest worker"]
+    with PeakMemory() as memory, timed(facts, "ingest"):
         target = folder / "native"
         ingest(spark, str(folder / "files/*.h5"), target, append_dim="time", task_bytes=task_mib * MIB, progress=False)
-    facts["ingest worker MB"] = workers.peak_mb
+    facts["ingest worker MB"] = memory.peaks["largest worker"]
     facts["driver MB"] = peak_mb() - before
     for name in ("repo", "native"):
         session = icefloe.Repository.open(str(folder / name)).readonly_session("main")
