@@ -49,11 +49,48 @@ def parse_query(text: str) -> exp.Query:
         raise InvalidInputError(f"expected one SELECT statement, got {len(statements)}")
     [query] = statements
     if not isinstance(query, exp.Query):
-        raise UnsupportedError(
-            f"a query reads, so it is a SELECT statement. {query.key.upper()} is not supported. Write arrays with "
-            "icefloe.spark.write or with a session"
-        )
+        raise _refuse(query)
+    inner = query.find(exp.Insert, exp.Update, exp.Delete, exp.Merge)
+    if inner is not None:
+        raise _refuse(inner)
+    if any(select.args.get("into") for select in query.find_all(exp.Select)):
+        raise _not_supported("SELECT INTO", _CREATING)
     return query
+
+
+_CHANGING = (
+    "To set cells, write rows with icefloe.spark.write (mode='append' or mode='upsert'), or write to the array in a "
+    "session: repo.writable_session"
+)
+_CREATING = (
+    "To create arrays, use icefloe.spark.write, icefloe.xarray.to_icechunk or zarr. To keep the rows of a query, "
+    "use .arrow(), .pandas() or .polars() of its result, or icefloe sql --parquet FILE"
+)
+_REMOVING = "To delete or move an array, use a session: del group[name] with zarr, or session.move"
+_ADVICE = {
+    **dict.fromkeys(("INSERT", "MERGE", "UPDATE", "DELETE", "LOAD"), _CHANGING),
+    **dict.fromkeys(("CREATE", "COPY", "CACHE"), _CREATING),
+    **dict.fromkeys(("DROP", "ALTER", "TRUNCATE"), _REMOVING),
+    "EXPLAIN": "To see what a query reads, use .explain() of its result, or icefloe sql --explain",
+    **dict.fromkeys(("SHOW", "DESCRIBE"), "icefloe sql REPO lists the tables. Their columns are dimensions and values"),
+    **dict.fromkeys(("USE", "SET"), "Give branch, tag, snapshot_id, as_of or time_zone as an argument or an option"),
+    "ANALYZE": "To store statistics of chunks, use icefloe.spark.analyze or icefloe analyze",
+}
+"""What to do instead of a statement, by its first word."""
+
+
+def _refuse(statement: exp.Expr) -> UnsupportedError | InvalidInputError:
+    """Return the error for a statement that is not a query."""
+    if isinstance(statement, exp.Column | exp.Alias | exp.Condition):
+        text = statement.sql(dialect=IcefloeDialect)
+        return InvalidInputError(f"expected one SELECT statement, got {text[:40]!r}")
+    named = {"truncatetable": "truncate", "loaddata": "load"}.get(statement.key, statement.key)
+    word = str(statement.this) if isinstance(statement, exp.Command) else named
+    return _not_supported(word.upper(), _ADVICE.get(word.upper(), "Only SELECT statements are"))
+
+
+def _not_supported(what: str, advice: str) -> UnsupportedError:
+    return UnsupportedError(f"SQL only reads here: {what} is not supported. {advice}")
 
 
 def _syntax_error(error: Exception) -> str:

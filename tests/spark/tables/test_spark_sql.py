@@ -11,7 +11,7 @@ import zarr
 from tests.tables.query_generator import QueryGenerator, make_repository, oracle, same_rows
 
 import icefloe
-from icefloe.errors import InvalidInputError
+from icefloe.errors import InvalidInputError, UnsupportedError
 from icefloe.spark import sql
 from icefloe.spark.table import prepare_query, run_query
 from icefloe.spark.tasks import arrow_table
@@ -99,3 +99,12 @@ def test_a_wrong_query_is_refused_in_one_line(spark: Any, world: Any) -> None:
     with pytest.raises(InvalidInputError, match="nothing") as caught:
         sql(spark, repo, "select nothing from t2m")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query", ["insert into t2m select * from t2m", "update t2m set t2m = 0", "create table x (a int)"]
+)
+def test_a_statement_that_writes_is_refused_on_spark(spark: Any, world: Any, query: str) -> None:
+    repo, _ = world
+    with pytest.raises(UnsupportedError, match=query.split()[0].upper() + " is not supported.*icefloe.spark.write"):
+        sql(spark, repo, query)
