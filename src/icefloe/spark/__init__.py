@@ -14,6 +14,8 @@ Modules
 - `map_blocks`: Apply a function to the blocks of a dataset and commit the results.
 - `partial_results`: Partial results of reductions: computed per chunk or block, merged as a tree.
 - `publish`: Write, audit, publish: checks of a staging branch before its changes reach the target branch.
+- `pushdown`: Filters and limits that Spark pushes into a Python data source: whether this Spark does it right, and
+  what they mean.
 - `reduce`: Reduce whole arrays over named dimensions.
 - `source`: The Spark data source `icefloe` for tables and streams, and the SQL table function `icefloe_scan`.
 - `table`: Arrays as DataFrames, temporary views, and SQL queries that are planned before Spark runs them.

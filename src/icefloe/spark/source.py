@@ -38,6 +38,7 @@ from icefloe.repository import Repository
 from icefloe.session.fork import WrittenParts
 from icefloe.session.session import ForkSession, Session
 from icefloe.spark.connect import TIME_ZONE, require_spark, spark_version
+from icefloe.spark.pushdown import enable_pushdown, filters_predicate, plans_pushdown
 from icefloe.spark.tasks import arrow_schema
 from icefloe.storage.build import storage_from_url
 from icefloe.tables.fragments import Fragment, gather_tables, split_rows, write_fragments, write_rows
@@ -77,6 +78,8 @@ from icefloe.tables.table_options import (
 )
 from icefloe.tables.targets import DUPLICATES, OFF_GRID, Target, WriteOptions, plan_target, positions, write_dims
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
 if TYPE_CHECKING or spark_version() >= (4, 1):
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 else:
@@ -498,10 +501,13 @@ class IcefloeDataSource(DataSource):
         return keep_options(from_arrow_schema(columns, prefer_timestamp_ntz=False), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        return TableReader(self._read_options(schema))
+
+    def _read_options(self, schema: StructType) -> TableOptions:
         options = kept_options(schema) or normalise_options(self.options)
         pinned = options.pop(PINNED, None)
         parsed = parse_options(options, STREAM_OPTIONS)
-        return TableReader(parsed if pinned is None else replace(parsed, revision=Revision(snapshot_id=pinned)))
+        return parsed if pinned is None else replace(parsed, revision=Revision(snapshot_id=pinned))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = kept_options(schema) or normalise_options(self.options)
@@ -513,6 +519,13 @@ class IcefloeDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamRowsWriter:  # noqa: N802 - Spark's name
         return StreamRowsWriter(parse_sink_options(self.options, overwrite=overwrite), schema)
+
+
+class PushingDataSource(IcefloeDataSource):
+    """The data source in sessions that push filters and limits right."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return PushingReader(self._read_options(schema)) if plans_pushdown() else super().reader(schema)
 
 
 def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -550,8 +563,8 @@ class _Share(InputPartition):
 class TableReader(DataSourceReader):
     """Reads cells, rows of cells, chunks or metadata as Arrow batches.
 
-    The plan is made in the constructor, because Spark sends the reader to tasks before it requests partitions. It must
-    not accept filters of Spark (`pushFilters`), because all scans of one DataFrame share one planned reader.
+    The plan is made in the constructor, because Spark sends the reader to tasks before it requests partitions. Filters
+    of Spark are accepted by `PushingReader` only: see `icefloe.spark.pushdown`.
     """
 
     def __init__(self, options: TableOptions) -> None:
@@ -559,13 +572,15 @@ class TableReader(DataSourceReader):
         self._shares: list[InputPartition] = []
         self._scan: Scan | None = None
         if options.table is None:
-            plan = plan_scan(options, zone=options.zone)
-            self._scan = plan.scan
-            self._shares = [_Share(part) for part in plan.parts]
+            self._plan(plan_scan(options, zone=options.zone))
         else:
             session = options.pin()
             self._snapshot_id = session.snapshot_id
             self._shares = [_Share(part) for part in plan_parts(options.table, session)]
+
+    def _plan(self, plan: ScanPlan) -> None:
+        self._scan = plan.scan
+        self._shares = [_Share(part) for part in plan.parts]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_shares": []}
@@ -585,6 +600,38 @@ class TableReader(DataSourceReader):
             )
         # Spark needs at least one partition.
         return iter(())
+
+
+class PushingReader(TableReader):
+    """Reads only chunks that can match the filters of a query, and no more rows than its limit.
+
+    Spark evaluates the filters and the limit again. Filters of other layouts than cells concern other columns.
+    """
+
+    def __init__(self, options: TableOptions) -> None:
+        super().__init__(options)
+        self._most_rows: int | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802 - Spark's name
+        if self._scan is not None and self._scan.layout == "cells":
+            loose = filters_predicate(filters, self._scan.grid.schema())
+            self._plan(plan_scan(self._options, zone=self._options.zone, loose=loose))
+        return filters
+
+    def pushLimit(self, limit: int) -> bool:  # noqa: N802 - Spark's name
+        self._most_rows = limit
+        return True
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        batches = super().read(partition)
+        return batches if self._most_rows is None else _first_rows(batches, self._most_rows)
+
+
+def _first_rows(batches: Iterator[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
+    """Yield the first rows of batches. Later batches are not read."""
+    while count > 0 and (batch := next(batches, None)) is not None:
+        yield batch.slice(0, count)
+        count -= len(batch)
 
 
 _POSITIONAL = ("path", "where", "variables")
@@ -654,8 +701,9 @@ def _options(args: tuple[AnalyzeArgument, ...], kwargs: dict[str, AnalyzeArgumen
 
 def register_source(spark: SparkSession) -> None:
     """Register the data source and the table function with a session."""
+    source = PushingDataSource if enable_pushdown(spark).filters else IcefloeDataSource
     try:
-        spark.dataSource.register(IcefloeDataSource)
+        spark.dataSource.register(source)
     except AnalysisException as error:
         # Spark 4.0 refuses the name of a source that it found by itself. That one is ours, in `pyspark_icefloe`.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):

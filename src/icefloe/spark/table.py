@@ -59,6 +59,7 @@ from icefloe.tables.table_options import (
     RepositoryAddress,
     Revision,
     TableOptions,
+    absolute_address,
     address_of,
     choose,
     open_address,
@@ -334,6 +335,9 @@ def register_views(
     All views are of one snapshot. An array that cannot be a table has no view. This is an error only if the query reads
     from it. The same applies to a name that several arrays share.
 
+    A query over a view reads every chunk, unless this Spark pushes filters into Python data sources without losing rows
+    (no version up to 4.3 does) and `repo` is a path or a URL. `icefloe.spark.sql` reads few chunks with every version.
+
     Parameters
     ----------
     spark
@@ -360,8 +364,14 @@ def register_views(
     >>> register_views(spark, "s3://bucket/weather")  # doctest: +SKIP
     >>> spark.sql("SELECT max(t2m) FROM t2m")  # doctest: +SKIP
     """
+    url = None
     if spark_version() >= (4, 0):
         register(spark)
+        from icefloe.spark.pushdown import find_pushdown  # noqa: PLC0415 - Spark 3.5 cannot import it
+
+        # Options of a data source are visible in plans. The credentials of an open repository must not be.
+        if not isinstance(repo, Repository) and find_pushdown(spark).filters:
+            url = absolute_address(os.fspath(repo))
     repository = existing_repository(repo)
     session = (revision or Revision()).session(repository)
     wanted = None if query is None else {word.lower() for word in re.findall(r"\w+", query)}
@@ -373,7 +383,11 @@ def register_views(
     for view in views:
         if wanted is None or view.name.lower() in wanted:
             try:
-                _frame(spark, address, session.snapshot_id, view).createOrReplaceTempView(view.name)
+                if url is not None and _has_options(view):
+                    frame = _source_frame(spark, url, session.snapshot_id, view)
+                else:
+                    frame = _frame(spark, address, session.snapshot_id, view)
+                frame.createOrReplaceTempView(view.name)
             except (IcefloeError, PySparkException) as error:
                 if view.name.lower() in read:
                     raise
@@ -382,6 +396,17 @@ def register_views(
                 continue
             made[view.name] = view
     return made
+
+
+def _has_options(view: View) -> bool:
+    """Whether options of the data source can express a view of arrays."""
+    return view.table is None and not any("," in name or name != name.strip() for name in view.variables)
+
+
+def _source_frame(spark: SparkSession, url: str, snapshot_id: str, view: View) -> DataFrame:
+    """A view of the data source, which gets the conditions of a query."""
+    options = {"url": url, "snapshot_id": snapshot_id, "group": view.group, "variables": ",".join(view.variables)}
+    return spark.read.format("icefloe").options(**{key: value for key, value in options.items() if value}).load()
 
 
 def _frame(spark: SparkSession, address: RepositoryAddress, snapshot_id: str, view: View) -> DataFrame:

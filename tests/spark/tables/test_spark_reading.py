@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import xarray as xr
 from hypothesis import HealthCheck, given, settings
@@ -315,6 +316,23 @@ def test_the_table_function_selects_in_sql(spark: Any, place: str, weather: xr.D
     assert [row.name for row in spark.sql(refs).collect()] == ["main"]
     with pytest.raises(Exception, match="only SQL can evaluate"):
         spark.sql(f"select * from icefloe_scan('{place}', 'abs(lat) > 3', 't2m')")
+
+
+def test_a_view_of_a_selection_runs_in_many_tasks_and_hands_over_arrow(
+    spark: Any, place: str, weather: xr.Dataset
+) -> None:
+    """What SQL text alone can use instead of a table function, which Spark runs in one task and row by row."""
+    from icefloe.spark.source import TableReader
+    from icefloe.tables.table_options import parse_options
+
+    where = 'lat > 0 and time < "2020-01-02 00:00:00"'
+    options = {"path": place, "variables": "t2m", "where": where, "partition_bytes": "100"}
+    given = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"create or replace temporary view selected using icefloe options ({given})")
+    same(spark.table("selected"), frame_of(weather[["t2m"]].isel(time=slice(0, 4)).sel(lat=slice(1, 90))))
+    assert spark.table("selected").rdd.getNumPartitions() >= 4  # one per chunk
+    reader = TableReader(parse_options(options | {"time_zone": "UTC"}))
+    assert all(isinstance(batch, pa.RecordBatch) for part in reader.partitions() for batch in reader.read(part))
 
 
 def test_tables_and_views_of_the_catalog(spark: Any, place: str, weather: xr.Dataset) -> None:
