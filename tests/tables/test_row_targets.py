@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe.errors import InvalidInputError
-from icefloe.tables.fragments import write_rows
-from icefloe.tables.targets import WriteOptions, positions
+from icefloe.tables.targets import WriteOptions, positions, write_rows
 
 _TYPES = ["int8", "uint8", "int16", "int32", "int64", "uint64", "double"]
 

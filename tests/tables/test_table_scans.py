@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.tables.fragments import write_rows
 from icefloe.tables.predicates import parse_predicate
 from icefloe.tables.reading import PICKED, list_type, plan_rows, read_rows, scan_batches
 from icefloe.tables.scans import plan_scan
@@ -31,7 +30,7 @@ from icefloe.tables.table_options import (
     parse_options,
     parse_zone,
 )
-from icefloe.tables.targets import WriteOptions
+from icefloe.tables.targets import WriteOptions, write_rows
 from icefloe.xarray import to_icechunk
 
 

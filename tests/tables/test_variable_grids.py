@@ -22,10 +22,9 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import UnsupportedError
 from icefloe.ingest.derived_arrays import pyramid_local
 from icefloe.tables import sql
-from icefloe.tables.fragments import write_rows
 from icefloe.tables.grids import find_grid
 from icefloe.tables.metadata_tables import changed_blocks
-from icefloe.tables.targets import WriteOptions
+from icefloe.tables.targets import WriteOptions, write_rows
 
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 needs_grids = pytest.mark.skipif(not RECTILINEAR, reason="this zarr has regular grids only")

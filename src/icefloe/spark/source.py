@@ -41,7 +41,6 @@ from icefloe.spark.connect import TIME_ZONE, require_spark, spark_version
 from icefloe.spark.pushdown import enable_pushdown, filters_predicate, plans_pushdown
 from icefloe.spark.tasks import arrow_schema
 from icefloe.storage.build import storage_from_url
-from icefloe.tables.fragments import Fragment, gather_tables, split_rows, write_fragments, write_rows
 from icefloe.tables.metadata_tables import (
     SCHEMAS,
     MetadataPart,
@@ -76,7 +75,20 @@ from icefloe.tables.table_options import (
     session_at,
     split_names,
 )
-from icefloe.tables.targets import DUPLICATES, OFF_GRID, Target, WriteOptions, plan_target, positions, write_dims
+from icefloe.tables.targets import (
+    DUPLICATES,
+    OFF_GRID,
+    Fragment,
+    Target,
+    WriteOptions,
+    gather_tables,
+    plan_target,
+    positions,
+    split_rows,
+    write_dims,
+    write_fragments,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

@@ -24,23 +24,21 @@ from icefloe.session.session import ForkSession, Session
 from icefloe.spark.connect import spark_version
 from icefloe.spark.jobs import writing_repository
 from icefloe.spark.tasks import FINAL_ERRORS, TaskFailure, arrow_schema, arrow_table, parallelism, reason_of
-from icefloe.tables.fragments import (
-    Fragment,
-    gather_tables,
-    merge_uniques,
-    split_rows,
-    unique_values,
-    unpack_fragment,
-    write_fragments,
-)
 from icefloe.tables.metadata_tables import find_batch, stream_metadata
 from icefloe.tables.targets import (
+    Fragment,
     Target,
     WriteOptions,
     apply_target,
+    gather_tables,
+    merge_uniques,
     plan_target,
     positions,
+    split_rows,
+    unique_values,
+    unpack_fragment,
     write_dims,
+    write_fragments,
 )
 
 ROWS_PER_FRAGMENTS = 1 << 19

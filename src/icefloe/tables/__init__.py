@@ -6,7 +6,6 @@ Modules
 - `chunk_values`: Values of chunks or parts of chunks, fetched and decoded ahead of their use.
 - `columns`: Stored values of arrays to values of table columns, and back.
 - `evaluate`: Evaluate conditions: on rows, on cells of a block, and on ranges of values.
-- `fragments`: Split rows into fragments of blocks, and write fragments as chunks.
 - `grids`: Find the arrays of a group that form one table, and parse times.
 - `metadata_tables`: Metadata of a repository as tables, and its commits as a stream of changes.
 - `predicates`: Conditions on columns: the values of a WHERE clause, parsed from SQL.
@@ -25,7 +24,8 @@ Modules
 - `table_options`: The options of a table (repository, snapshot, selection, layout), and opening the repository in a
   task.
 - `table_scan`: Cells of arrays for other engines: an Arrow stream, pandas, a Polars lazy frame, a DuckDB relation.
-- `targets`: The grid to which rows are written. It is created or extended as needed.
+- `targets`: Write rows to a grid, which is created or extended as needed: rows become fragments of blocks, and then
+  chunks.
 - `views`: Names of tables in SQL: the views of a snapshot, and how a name or a revision of a query is found.
 """
 
