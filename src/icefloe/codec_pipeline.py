@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ from zarr.storage import StorePath
 
 import icefloe.grib_codec  # noqa: F401 - registers its codec with zarr
 from icefloe.chunks.reader import LocatedChunks
-from icefloe.errors import IcefloeError
+from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes
 from icefloe.storage.requests import Threads
@@ -872,3 +872,24 @@ __all__ = [
     "fast_pipeline",
     "prefer_fast_pipeline",
 ]
+
+
+def has_variable_grids() -> bool:
+    """Whether zarr reads and writes chunks of different lengths, and is asked to."""
+    return bool(zarr.config.get("array.rectilinear_chunks", False))
+
+
+def check_grid(path: str, document: Mapping[str, Any]) -> None:
+    """Refuse an array of the repository whose chunk grid zarr does not read."""
+    name = document["chunk_grid"]["name"]
+    if name == "regular" or has_variable_grids():
+        return
+    text = f"/{path} has the chunk grid {name!r}, which zarr does not use here. {variable_grid_advice()}"
+    raise UnsupportedError(text, path=path)
+
+
+def variable_grid_advice() -> str:
+    """What makes zarr use chunks of different lengths."""
+    if "rectilinear_chunks" in zarr.config.get("array"):
+        return "Set the variable ZARR_ARRAY__RECTILINEAR_CHUNKS=True, also for the workers of Spark"
+    return "Use Python 3.12 or newer with a newer zarr"

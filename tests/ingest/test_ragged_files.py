@@ -20,12 +20,12 @@ import icefloe
 from icefloe import Repository
 from icefloe.blocking import run_blocking
 from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
-from icefloe.ingest.chunk_grids import ChunkLengths, cut_cells
+from icefloe.ingest.chunk_grids import cut_cells
 from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.sync import sync_local
-from icefloe.ingest.zarr_documents import grid_document, parse_grid
 from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")

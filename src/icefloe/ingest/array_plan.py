@@ -23,10 +23,8 @@ from icefloe.ingest.cf import (
     unpack,
 )
 from icefloe.ingest.chunk_grids import (
-    ChunkLengths,
     Index,
     SourceBox,
-    as_lengths,
     cut_cells,
     find_recipes,
     is_contiguous_chunking,
@@ -34,7 +32,7 @@ from icefloe.ingest.chunk_grids import (
 from icefloe.ingest.members import Member
 from icefloe.ingest.placement import ExistingArray, JoinedDimension, same_coordinates
 from icefloe.ingest.source_model import SourceVariable
-from icefloe.ingest.zarr_documents import parse_grid
+from icefloe.model.zarr_document import ChunkLengths, as_lengths, parse_grid
 
 ArrayKind: TypeAlias = Literal["native", "virtual", "values"]
 

@@ -1,15 +1,10 @@
-"""Chunk grids: lengths and coordinates of chunks, boxes, and tables of references built from columns.
-
-Along each dimension, all chunks have one length (a regular grid), or each chunk has a length of its own. Zarr stores
-the second kind as the grid `rectilinear`.
-"""
+"""Chunk grids: coordinates of chunks, boxes, and tables of references built from columns."""
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,81 +13,11 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
+from icefloe.model.zarr_document import ChunkLengths
 
 ChunkRegion = tuple[slice, ...]
 
 CONTIGUOUS_CHUNK_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkLengths:
-    """The lengths of the chunks along one dimension: one for all chunks, or one for each chunk.
-
-    After the last chunk with a length of its own, chunks have the length of the last one. So every cell is in a chunk,
-    also if the dimension grows.
-    """
-
-    each: int | tuple[int, ...]
-    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        own = () if isinstance(self.each, int) else self.each
-        object.__setattr__(self, "_starts", tuple(itertools.accumulate(own, initial=0)))
-
-    @property
-    def is_regular(self) -> bool:
-        return isinstance(self.each, int)
-
-    @property
-    def longest(self) -> int:
-        return self.each if isinstance(self.each, int) else max(self.each, default=1)
-
-    @property
-    def _last(self) -> int:
-        """The length of the chunks after those with a length of their own."""
-        return max(1, self.each) if isinstance(self.each, int) else (self.each or (1,))[-1]
-
-    def index(self, cell: int) -> int:
-        """The chunk that has a cell."""
-        if cell < self._starts[-1]:
-            return bisect.bisect_right(self._starts, cell) - 1
-        return len(self._starts) - 1 + (cell - self._starts[-1]) // self._last
-
-    def start(self, index: int) -> int:
-        """The first cell of a chunk."""
-        own = len(self._starts) - 1
-        return self._starts[index] if index <= own else self._starts[-1] + (index - own) * self._last
-
-    def length(self, index: int) -> int:
-        """The length of a chunk. The array may end before the chunk does."""
-        return self.each[index] if not isinstance(self.each, int) and index < len(self.each) else self._last
-
-    def count(self, cells: int) -> int:
-        """The number of chunks that have some of the first cells."""
-        return self.index(cells - 1) + 1 if cells > 0 else 0
-
-    def is_bound(self, cell: int) -> bool:
-        """Whether a chunk begins at a cell."""
-        return self.start(self.index(cell)) == cell
-
-    def of(self, cells: int) -> tuple[int, ...]:
-        """The lengths of all chunks that have some of the first cells."""
-        return tuple(self.length(index) for index in range(self.count(cells)))
-
-    def covering(self, cells: int) -> ChunkLengths:
-        """The same chunks, with a length for each one that has some of the first cells, and for no other."""
-        return self if isinstance(self.each, int) else ChunkLengths(self.of(max(1, cells)))
-
-    def __str__(self) -> str:
-        if isinstance(self.each, int):
-            return str(self.each)
-        low, high = min(self.each, default=0), max(self.each, default=0)
-        return str(low) if low == high else f"{low} to {high}"
-
-
-def as_lengths(chunks: Iterable[int | tuple[int, ...]]) -> tuple[ChunkLengths, ...]:
-    """The chunk lengths along each dimension."""
-    return tuple(map(ChunkLengths, chunks))
 
 
 def cut_cells(cells: int, chunk: int) -> tuple[int, ...]:

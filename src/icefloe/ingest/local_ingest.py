@@ -19,6 +19,7 @@ from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
 from icefloe.chunks.virtual_containers import container_prefix, normalise_location
+from icefloe.codec_pipeline import check_grid, has_variable_grids
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, SnapshotNotFoundError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import ArrayPlan
@@ -43,11 +44,10 @@ from icefloe.ingest.record import (
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
 from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
-from icefloe.ingest.zarr_documents import check_grid, has_variable_grids, parse_grid
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
-from icefloe.model.zarr_document import key_encoding, parse_document
+from icefloe.model.zarr_document import key_encoding, parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.session.references import set_table
 from icefloe.session.session import Session

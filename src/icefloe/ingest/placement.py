@@ -25,12 +25,11 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
-from icefloe.ingest.chunk_grids import ChunkLengths, as_lengths
 from icefloe.ingest.members import Member, join_path
 from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
 from icefloe.ingest.sources import IngestOptions, natural_key
-from icefloe.ingest.zarr_documents import grid_document, parse_grid
+from icefloe.model.zarr_document import ChunkLengths, as_lengths, grid_document, parse_grid
 
 
 @dataclass(frozen=True, slots=True)

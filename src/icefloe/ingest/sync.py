@@ -19,6 +19,7 @@ import numpy as np
 import zarr
 
 from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import check_grid
 from icefloe.errors import ConflictError, InvalidInputError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import (
@@ -79,12 +80,11 @@ from icefloe.ingest.write_tasks import (
     plan_virtual_tasks,
     run_task,
 )
-from icefloe.ingest.zarr_documents import check_grid, parse_grid
 from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
-from icefloe.model.zarr_document import parse_document
+from icefloe.model.zarr_document import parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import zarr
 
+from icefloe.codec_pipeline import check_grid, has_variable_grids
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import (
     ArrayKind,
@@ -35,7 +36,6 @@ from icefloe.ingest.cf import (
     keeps_values,
     packing_of,
 )
-from icefloe.ingest.chunk_grids import ChunkLengths, as_lengths
 from icefloe.ingest.members import (
     Member,
     decoding_codecs,
@@ -48,11 +48,10 @@ from icefloe.ingest.source_model import IDENTITY_ATTRIBUTES, SchemaIssue, Source
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.zarr_documents import (
     array_document,
-    check_grid,
     fill_attribute,
     fill_value_document,
-    has_variable_grids,
 )
+from icefloe.model.zarr_document import ChunkLengths, as_lengths
 
 COORDINATE_CHUNK = 1 << 13
 """The number of cells in a chunk of a native coordinate: a year of hours."""

@@ -20,7 +20,6 @@ from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
 from icefloe.ingest.cf import packing_of
 from icefloe.ingest.chunk_grids import (
-    ChunkLengths,
     ChunkRegion,
     chunk_region,
     concatenate_tables,
@@ -35,6 +34,7 @@ from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.storage.contract import normal_etag
+from icefloe.model.zarr_document import ChunkLengths
 
 Window = Mapping[str, tuple[int, int]]
 """[first, end) by dimension. Other dimensions are complete."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import struct
@@ -12,16 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.dtype import parse_dtype
 
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.ingest.chunk_grids import ChunkLengths, as_lengths
-
-_MOST_LENGTHS = 10_000_000
-"""A document of a few bytes can claim any number of chunks."""
+from icefloe.model.zarr_document import as_lengths, grid_document
 
 TEXT_CODECS: tuple[Mapping[str, Any], ...] = ({"name": "vlen-utf8"},)
 
@@ -61,58 +56,6 @@ def bytes_codec(dtype: str) -> dict[str, Any]:
         return {"name": "bytes"}
     big = numpy_type.byteorder == ">" or (numpy_type.byteorder == "=" and not np.little_endian)
     return {"name": "bytes", "configuration": {"endian": "big" if big else "little"}}
-
-
-def has_variable_grids() -> bool:
-    """Whether zarr reads and writes chunks of different lengths, and is asked to."""
-    return bool(zarr.config.get("array.rectilinear_chunks", False))
-
-
-def check_grid(path: str, document: Mapping[str, Any]) -> None:
-    """Refuse an array of the repository whose chunk grid zarr does not read."""
-    name = document["chunk_grid"]["name"]
-    if name == "regular" or has_variable_grids():
-        return
-    advice = (
-        "Set the variable ZARR_ARRAY__RECTILINEAR_CHUNKS=True, also for the workers of Spark"
-        if "rectilinear_chunks" in zarr.config.get("array")
-        else "Use Python 3.12 or newer with a newer zarr"
-    )
-    raise UnsupportedError(f"/{path} has the chunk grid {name!r}, which zarr does not use here. {advice}", path=path)
-
-
-def parse_grid(document: Mapping[str, Any]) -> tuple[ChunkLengths, ...]:
-    """The chunk lengths of the array of a zarr.json document."""
-    grid = document["chunk_grid"]
-    if grid["name"] == "regular":
-        return as_lengths(int(c) for c in grid["configuration"]["chunk_shape"])
-    if grid["name"] != "rectilinear":
-        raise UnsupportedError(f"the chunk grid {grid['name']!r} cannot be combined with others")
-    return as_lengths(map(_parse_lengths, grid["configuration"]["chunk_shapes"]))
-
-
-def _parse_lengths(entry: Any) -> int | tuple[int, ...]:
-    """Chunk lengths along a dimension. Zarr writes repeated lengths as [length, number]."""
-    if isinstance(entry, int):
-        return entry
-    repeated = [each if isinstance(each, (list, tuple)) else (each, 1) for each in entry]
-    if sum(int(number) for _, number in repeated) > _MOST_LENGTHS:
-        raise UnsupportedError(f"the chunk grid has more than {_MOST_LENGTHS:,} lengths along a dimension")
-    return tuple(int(length) for length, number in repeated for _ in range(int(number)))
-
-
-def grid_document(grid: Sequence[ChunkLengths]) -> dict[str, Any]:
-    """The `chunk_grid` member of zarr.json."""
-    if all(lengths.is_regular for lengths in grid):
-        return {"name": "regular", "configuration": {"chunk_shape": [max(1, lengths.longest) for lengths in grid]}}
-    shapes = [each.each if isinstance(each.each, int) else _repeated(each.each) for each in grid]
-    return {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
-
-
-def _repeated(lengths: Sequence[int]) -> list[Any]:
-    """Lengths with [length, number] for those that repeat, as zarr writes them, if that is shorter."""
-    runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
-    return [[*run] if run[1] > 1 else run[0] for run in runs] if len(runs) < len(lengths) else list(lengths)
 
 
 def array_document(

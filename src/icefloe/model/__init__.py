@@ -14,6 +14,6 @@ Modules
   finds.
 - `virtual_chunk_container`: Virtual chunk containers and the configuration of their object stores. Neither contains
   credentials.
-- `zarr_document`: Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine
-  needs.
+- `zarr_document`: Node paths, chunk keys, chunk grids, bounds on decoded sizes, and the parts of a zarr.json that
+  the engine needs.
 """

@@ -1,4 +1,7 @@
-"""Node paths, chunk keys, bounds on decoded sizes, and the parts of a zarr.json that the engine needs.
+"""Node paths, chunk keys, chunk grids, bounds on decoded sizes, and the parts of a zarr.json that the engine needs.
+
+Along each dimension, all chunks have one length (a regular grid), or each chunk has a length of its own. Zarr stores
+the second kind as the grid `rectilinear`.
 
 One byte of a body can become a Python object of a hundred bytes. A file may become values of 256 MiB, or of 1,000 times
 its stored size. Bodies that are too small to exceed this are not checked.
@@ -6,17 +9,19 @@ its stored size. Bodies that are too small to exceed this are not checked.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import FormatError, InvalidInputError
+from icefloe.errors import FormatError, InvalidInputError, UnsupportedError
 from icefloe.model.chunk_table import Coords
 
 FREE_BYTES: Final = 256 << 20
@@ -419,3 +424,112 @@ def key_encoding(document: bytes) -> KeyEncoding:
     if encoding.get("name") == "v2":
         return KeyEncoding("", str(configuration.get("separator", ".")))
     return KeyEncoding("c", str(configuration.get("separator", "/")))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLengths:
+    """The lengths of the chunks along one dimension: one for all chunks, or one for each chunk.
+
+    After the last chunk with a length of its own, chunks have the length of the last one. So every cell is in a chunk,
+    also if the dimension grows.
+    """
+
+    each: int | tuple[int, ...]
+    _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        own = () if isinstance(self.each, int) else self.each
+        object.__setattr__(self, "_starts", tuple(itertools.accumulate(own, initial=0)))
+
+    @property
+    def is_regular(self) -> bool:
+        return isinstance(self.each, int)
+
+    @property
+    def longest(self) -> int:
+        return self.each if isinstance(self.each, int) else max(self.each, default=1)
+
+    @property
+    def _last(self) -> int:
+        """The length of the chunks after those with a length of their own."""
+        return max(1, self.each) if isinstance(self.each, int) else (self.each or (1,))[-1]
+
+    def index(self, cell: int) -> int:
+        """The chunk that has a cell."""
+        if cell < self._starts[-1]:
+            return bisect.bisect_right(self._starts, cell) - 1
+        return len(self._starts) - 1 + (cell - self._starts[-1]) // self._last
+
+    def start(self, index: int) -> int:
+        """The first cell of a chunk."""
+        own = len(self._starts) - 1
+        return self._starts[index] if index <= own else self._starts[-1] + (index - own) * self._last
+
+    def length(self, index: int) -> int:
+        """The length of a chunk. The array may end before the chunk does."""
+        return self.each[index] if not isinstance(self.each, int) and index < len(self.each) else self._last
+
+    def count(self, cells: int) -> int:
+        """The number of chunks that have some of the first cells."""
+        return self.index(cells - 1) + 1 if cells > 0 else 0
+
+    def is_bound(self, cell: int) -> bool:
+        """Whether a chunk begins at a cell."""
+        return self.start(self.index(cell)) == cell
+
+    def of(self, cells: int) -> tuple[int, ...]:
+        """The lengths of all chunks that have some of the first cells."""
+        return tuple(self.length(index) for index in range(self.count(cells)))
+
+    def covering(self, cells: int) -> ChunkLengths:
+        """The same chunks, with a length for each one that has some of the first cells, and for no other."""
+        return self if isinstance(self.each, int) else ChunkLengths(self.of(max(1, cells)))
+
+    def __str__(self) -> str:
+        if isinstance(self.each, int):
+            return str(self.each)
+        low, high = min(self.each, default=0), max(self.each, default=0)
+        return str(low) if low == high else f"{low} to {high}"
+
+
+def as_lengths(chunks: Iterable[int | tuple[int, ...]]) -> tuple[ChunkLengths, ...]:
+    """The chunk lengths along each dimension."""
+    return tuple(map(ChunkLengths, chunks))
+
+
+_MOST_LENGTHS = 10_000_000
+"""A document of a few bytes can claim any number of chunks."""
+
+
+def parse_grid(document: Mapping[str, Any]) -> tuple[ChunkLengths, ...]:
+    """The chunk lengths of the array of a zarr.json document."""
+    grid = document["chunk_grid"]
+    if grid["name"] == "regular":
+        return as_lengths(int(c) for c in grid["configuration"]["chunk_shape"])
+    if grid["name"] != "rectilinear":
+        raise UnsupportedError(f"the chunk grid {grid['name']!r} cannot be combined with others")
+    return as_lengths(map(_parse_lengths, grid["configuration"]["chunk_shapes"]))
+
+
+def _parse_lengths(entry: Any) -> int | tuple[int, ...]:
+    """Chunk lengths along a dimension. Zarr writes repeated lengths as [length, number]."""
+    if isinstance(entry, int):
+        return entry
+    repeated = [each if isinstance(each, (list, tuple)) else (each, 1) for each in entry]
+    if sum(int(number) for _, number in repeated) > _MOST_LENGTHS:
+        raise UnsupportedError(f"the chunk grid has more than {_MOST_LENGTHS:,} lengths along a dimension")
+    return tuple(int(length) for length, number in repeated for _ in range(int(number)))
+
+
+def grid_document(grid: Sequence[ChunkLengths]) -> dict[str, Any]:
+    """The `chunk_grid` member of zarr.json."""
+    if all(lengths.is_regular for lengths in grid):
+        return {"name": "regular", "configuration": {"chunk_shape": [max(1, lengths.longest) for lengths in grid]}}
+    shapes = [each.each if isinstance(each.each, int) else _repeated(each.each) for each in grid]
+    return {"name": "rectilinear", "configuration": {"kind": "inline", "chunk_shapes": shapes}}
+
+
+def _repeated(lengths: Sequence[int]) -> list[Any]:
+    """Lengths with [length, number] for those that repeat, as zarr writes them, if that is shorter."""
+    runs = [(length, len(list(same))) for length, same in itertools.groupby(lengths)]
+    return [[*run] if run[1] > 1 else run[0] for run in runs] if len(runs) < len(lengths) else list(lengths)

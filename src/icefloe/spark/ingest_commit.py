@@ -21,7 +21,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import ConflictError, FormatError, IcefloeError, InvalidInputError, RebaseFailedError, StorageError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.array_plan import ArrayPlan
-from icefloe.ingest.chunk_grids import ChunkLengths, ChunkRegion, shift_table
+from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
 from icefloe.ingest.local_ingest import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
@@ -40,6 +40,7 @@ from icefloe.ingest.target_arrays import fill_means_missing
 from icefloe.ingest.write_tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
+from icefloe.model.zarr_document import ChunkLengths
 from icefloe.repository import Repository
 from icefloe.session.fork import WrittenParts
 from icefloe.session.rebase import ConflictDetector, ConflictSolver
