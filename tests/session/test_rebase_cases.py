@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,3 +174,48 @@ def test_an_amendment_that_makes_an_array_larger_again_tells_of_the_chunks_it_lo
         getattr(session, finish)("resized")
     diff = repo.diff(from_snapshot_id=before, to_branch="main")
     assert diff.updated_chunks == {"/b": [[2], [3]]}
+
+
+class Choose(icefloe.ConflictSolver):
+    """Decides every conflict in the same way."""
+
+    def __init__(self, choice: icefloe.VersionSelection) -> None:
+        self.choice = choice
+
+    def resolve(self, conflict: icefloe.Conflict) -> icefloe.VersionSelection:
+        return self.choice
+
+
+def change_layout(session: icefloe.Session) -> None:
+    """Chunks of two cells instead of one."""
+    array = zarr.open_array(session.store, path="b", mode="r+")
+    document = array.metadata.to_dict()
+    document["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": (2,)}}
+    content = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(json.dumps(document).encode())
+    zarr.core.sync.sync(session.store.set("b/zarr.json", content))
+    zarr.open_array(session.store, path="b", mode="r+")[:] = 5
+
+
+def write_cell(session: icefloe.Session) -> None:
+    zarr.open_array(session.store, path="b", mode="r+")[3] = 9
+
+
+@pytest.mark.parametrize("choice", icefloe.VersionSelection)
+def test_no_solver_keeps_chunks_of_a_layout_that_the_array_no_longer_has(
+    repo: icefloe.Repository, choice: icefloe.VersionSelection
+) -> None:
+    ours = race(repo, change_layout, write_cell)
+    with pytest.raises(icefloe.RebaseFailedError, match="ChunksUpdatedInUpdatedArray"):
+        ours.rebase(Choose(choice))
+    found = zarr.open_array(repo.readonly_session("main").store, path="b", mode="r")[:]
+    assert found.tolist() == [1, 1, 1, 9]
+    repo.reset_branch("main", next(info.parent_id for info in repo.ancestry(branch="main")) or "")
+    late = race(repo, write_cell, change_layout)
+    if choice is icefloe.VersionSelection.UseTheirs:
+        late.rebase(Choose(choice))
+        late.commit("nothing is left", allow_empty=True)
+    else:
+        with pytest.raises(icefloe.RebaseFailedError, match="ChunksUpdatedInUpdatedArray"):
+            late.rebase(Choose(choice))
+    found = zarr.open_array(repo.readonly_session("main").store, path="b", mode="r")[:]
+    assert found.tolist() == [5, 5, 5, 5]

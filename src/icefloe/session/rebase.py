@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ from icefloe.manifests.chunk_columns import find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.chunk_table import ChunkKind, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, Node, Snapshot, TransactionLog
-from icefloe.model.zarr_document import parent_path, parse_document, subtree_bounds
+from icefloe.model.zarr_document import parent_path, parse_document, parse_grid, subtree_bounds
 from icefloe.session.change_set import ChangeSet, ChangeSummary, summarise
 from icefloe.session.session_state import Tree, renumber_rebased
 
@@ -446,6 +447,8 @@ class _Clash:
 
     conflict: Conflict
     node_id: NodeId
+    impossible: frozenset[VersionSelection] = frozenset()
+    """Choices that would keep chunks whose cells mean something else by now."""
 
 
 def rebase_over(
@@ -560,6 +563,15 @@ def _clashes_of_updates(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash
             yield _Clash(Conflict(kind, node.path), node_id)
         elif node_id in missed.updated:
             yield _Clash(Conflict(ConflictType.ZarrMetadataDoubleUpdate, node.path), node_id)
+        elif isinstance(node, ArrayNode) and not _same_layout(missed.was(node_id), node):
+            log = missed.log
+            written = TouchedChunks(
+                len(node.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ())
+            ).coords
+            if len(written):
+                # Their chunks were written for the former layout, and are part of the branch already.
+                conflict = Conflict(ConflictType.ChunksUpdatedInUpdatedArray, node.path, written)
+                yield _Clash(conflict, node_id, frozenset(VersionSelection))
 
 
 def _clashes_of_deletes(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]:
@@ -587,10 +599,11 @@ def _clashes_of_chunks(ours: ChangeSummary, missed: _Missed) -> Iterator[_Clash]
             continue
         if node_id in missed.updated:
             now = missed.find(node_id)
-            if isinstance(now, ArrayNode) and (
-                missed.any_update_conflicts or not _same_layout(was, now) or _leaves_grid(written, now)
-            ):
-                yield _Clash(Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords), node_id)
+            fits = isinstance(now, ArrayNode) and _same_layout(was, now)
+            if isinstance(now, ArrayNode) and (missed.any_update_conflicts or not fits or _leaves_grid(written, now)):
+                impossible = frozenset() if fits else frozenset({VersionSelection.UseOurs})
+                conflict = Conflict(ConflictType.ChunksUpdatedInUpdatedArray, was.path, written.coords)
+                yield _Clash(conflict, node_id, impossible)
         log = missed.log
         theirs = TouchedChunks(len(was.shape), log.updated_chunks.get(node_id), log.updated_boxes.get(node_id, ()))
         both = written.common(theirs)
@@ -641,7 +654,12 @@ def _parent_is_group(path: str, ours: ChangeSummary, missed: _Missed) -> bool:
 
 def _same_layout(ours: Node, theirs: ArrayNode) -> bool:
     """Whether chunks written for one document mean the same under the other: only the size may differ."""
-    return isinstance(ours, ArrayNode) and len(ours.shape) == len(theirs.shape) and _layout(ours) == _layout(theirs)
+    if not isinstance(ours, ArrayNode) or len(ours.shape) != len(theirs.shape):
+        return False
+    if ours.document == theirs.document:
+        return True
+    was, now = parse_document(ours.document), parse_document(theirs.document)
+    return _layout(was) == _layout(now) and _same_grid(was, now)
 
 
 def _leaves_grid(written: TouchedChunks, now: ArrayNode) -> bool:
@@ -651,9 +669,22 @@ def _leaves_grid(written: TouchedChunks, now: ArrayNode) -> bool:
     return known or any(end > n for box in written.boxes for (_, end), n in zip(box, now.grid, strict=True))
 
 
-def _layout(node: ArrayNode) -> tuple[object, ...]:
-    parsed = parse_document(node.document)
-    return parsed.get("chunk_grid"), parsed.get("codecs"), parsed.get("data_type")
+def _layout(parsed: Mapping[str, object]) -> tuple[object, ...]:
+    return parsed.get("codecs"), parsed.get("data_type")
+
+
+def _same_grid(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether the chunks that both grids have are the same cells. Chunks at the end may have been added."""
+    if ours.get("chunk_grid") == theirs.get("chunk_grid"):
+        return True
+    if {ours["chunk_grid"]["name"], theirs["chunk_grid"]["name"]} != {"rectilinear"}:
+        return False
+    for left, right in zip(parse_grid(ours), parse_grid(theirs), strict=True):
+        both = [each.each for each in (left, right) if not isinstance(each.each, int)]
+        common = min(map(len, both), default=1)
+        if any(left.length(index) != right.length(index) for index in range(common)):
+            return False
+    return True
 
 
 @dataclass(slots=True)
@@ -674,7 +705,9 @@ def _solve(clashes: list[_Clash], ours: ChangeSummary, missed: _Missed, solver: 
     unsolved = [
         clash.conflict
         for clash, answer in zip(clashes, answers, strict=True)
-        if not _can(clash.conflict, answer) or (answer is VersionSelection.UseTheirs and _stays(clash, ours, missed))
+        if not _can(clash.conflict, answer)
+        or answer in clash.impossible
+        or (answer is VersionSelection.UseTheirs and _stays(clash, ours, missed))
     ]
     if unsolved:
         raise RebaseFailedError(snapshot=missed.theirs.id, conflicts=unsolved)
