@@ -76,6 +76,21 @@ def test_verify_exits_with_1_when_something_is_wrong(
     assert answer(capsys, "verify", place, "--repair")["clean"] is True
 
 
+@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="this zarr has regular grids only")
+def test_compact_merges_old_chunks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = icefloe.Repository.create(tmp_path / "hours")
+    with repository.transaction("main", message="hours") as store:
+        array = zarr.create_array(store, name="t", shape=(10,), chunks=(1,), dtype="i4", dimension_names=["time"])
+        array[:] = np.arange(10) + 1
+    place = str(tmp_path / "hours")
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        assert answer(capsys, "compact", place, "--merge", "time=4", "--keep", "5", "--dry-run")["chunks"] == 4
+        done = answer(capsys, "compact", place, "--merge", "time=4", "--keep", "5")
+        assert done["chunks"] == 4 and len(done["commits"]) == 1  # type: ignore[arg-type]
+        found = zarr.open_array(icefloe.Repository.open(place).readonly_session("main").store, path="t", mode="r")
+        assert found[:].tolist() == list(range(1, 11))
+
+
 def test_compact_and_rewrite(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "chunks" in answer(capsys, "compact", place, "--unpack", "--dry-run")
     assert answer(capsys, "compact", place, "--unpack")["chunks"] == 3

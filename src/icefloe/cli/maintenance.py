@@ -28,6 +28,7 @@ from icefloe.cli.options import (
     open_repository,
     parse_age,
     parse_chunk_box,
+    parse_numbers,
     parse_span,
     storage_at,
 )
@@ -209,18 +210,26 @@ def compact(
     materialize: Annotated[
         bool, typer.Option("--materialize", help="Copy virtual chunks into the repository instead.")
     ] = False,
+    merge: Annotated[
+        str | None,
+        typer.Option("--merge", metavar="DIM=LENGTH", help="Merge small chunks along a dimension, up to this length."),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="CELLS", help="Do not merge the chunks of this number of last cells.")
+    ] = 0,
     dry_run: DryRun = False,
     options: StorageOptions = None,
     json: Json = False,
 ) -> None:
-    """Pack small chunks into larger objects.
+    """Pack small chunks into larger objects, or merge them into larger chunks.
 
     Packs with unused bytes are rewritten. The values of arrays do not change.
 
     Examples
     --------
     icefloe compact weather --dry-run
-    icefloe compact weather --arrays 'surface/.*'
+    icefloe compact weather --arrays 'surface/*'
+    icefloe compact weather --merge time=720 --keep 48
     """
     repository = open_repository(repo, options)
     plan = repository.plan_compaction(
@@ -230,6 +239,8 @@ def compact(
         order="hilbert" if hilbert else "chunk",
         unpack=unpack,
         materialize=materialize,
+        merge=None if merge is None else parse_numbers([merge], "--merge"),
+        keep=keep,
     )
     _apply_compaction(repository, plan, dry_run=dry_run, json=json)
 

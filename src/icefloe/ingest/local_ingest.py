@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +44,7 @@ from icefloe.ingest.record import (
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
 from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
+from icefloe.maintenance.compact import merged_array
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords
 from icefloe.model.snapshot import SnapshotInfo
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
@@ -507,7 +508,7 @@ def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bo
     session = repository.readonly_session(branch)
     contents = run_blocking(fetch_documents(session))
     documents = {path: parse_document(content, f"{path}/zarr.json") for path, content in contents.items()}
-    known, last = _find_commits(repository, session.snapshot_id, group)
+    known, last, merges = _find_commits(repository, session.snapshot_id, group)
     former: frozenset[str] = frozenset()
     stored = read_catalogue(repository, known.metadata, group) if known is not None and not rebuild else None
     if known is not None and rebuild:
@@ -524,34 +525,64 @@ def read_archive(repository: Repository, branch: str, group: str, *, rebuild: bo
     foreign: dict[str, npt.NDArray[np.uint32] | None] = {}
     if last is None:
         foreign.update(dict.fromkeys(changed))
-    try:
-        diff = repository.diff(from_snapshot_id=last or known.id, to_snapshot_id=session.snapshot_id)
-    except SnapshotNotFoundError:
+    start = last or known.id
+    for merge in reversed(merges) if last is not None else ():
+        # A merge changes no value. Chunks that somebody wrote before it have other coordinates now.
+        if not _add_changes(repository, start, str(merge.parent_id), documents, foreign):
+            return Archive(session, documents, stored, all_foreign=True)
+        path, start = merged_array(merge) or "", str(merge.id)
+        if path in foreign:
+            foreign[path] = None
+    if not _add_changes(repository, start, session.snapshot_id, documents, foreign):
         return Archive(session, documents, stored, all_foreign=True)
+    return Archive(session, documents, stored, foreign, all_foreign="*" in foreign)
+
+
+def _add_changes(
+    repository: Repository,
+    start: str,
+    end: str,
+    documents: Iterable[str],
+    foreign: dict[str, npt.NDArray[np.uint32] | None],
+) -> bool:
+    """Add the arrays and chunks that changed between two commits. Return whether both exist."""
+    if start == end:
+        return True
+    try:
+        diff = repository.diff(from_snapshot_id=start, to_snapshot_id=end)
+    except SnapshotNotFoundError:
+        return False
     for path, coords in diff.chunk_coords.items():
-        foreign.setdefault(path.strip("/"), coords)
+        known = foreign.get(path.strip("/"), coords[:0])
+        foreign[path.strip("/")] = None if known is None else np.concatenate([known, coords])
     moved = [path.strip("/") for pair in diff.moved_nodes for path in pair]
     replaced = {path.strip("/") for path in (*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays)} | {*moved}
     replaced |= {path for path in documents if any(path.startswith(f"{each}/") for each in moved)}
     foreign.update(dict.fromkeys(replaced))
-    return Archive(session, documents, stored, foreign, all_foreign="*" in foreign)
+    return True
 
 
-def _find_commits(repository: Repository, snapshot_id: str, group: str) -> tuple[SnapshotInfo | None, str | None]:
+def _find_commits(
+    repository: Repository, snapshot_id: str, group: str
+) -> tuple[SnapshotInfo | None, str | None, list[SnapshotInfo]]:
     """Return the newest commit with the catalogue of a group, and the commit of the last sync, if history has them.
 
-    Commits of other libraries do not take over the catalogue.
+    The third value are the commits since then that only merged chunks, newest first. Commits of other libraries do not
+    take over the catalogue.
     """
     known: SnapshotInfo | None = None
+    merges: list[SnapshotInfo] = []
     for info in repository.ancestry(snapshot_id=snapshot_id):
         if known is None and has_catalogue(info.metadata, group):
             known = info
         entry = info.metadata.get(METADATA_KEY)
         if isinstance(entry, Mapping) and entry.get("sync") == f"/{group}":
-            return known, str(info.id)
+            return known, str(info.id), merges
         if known is not None and info.id == snapshot_id and not changed_nodes(info.metadata, group):
-            return known, None
-    return known, None
+            return known, None, merges
+        if merged_array(info) is not None:
+            merges.append(info)
+    return known, None, merges
 
 
 def ingest_local(

@@ -3,7 +3,7 @@
 Modules
 -------
 - `collect`: Collect garbage: list, mark, plan, check again, then delete in an order that is safe to interrupt.
-- `compact`: Rewrite chunks into packs or out of them, in batches that are committed one by one.
+- `compact`: Rewrite chunks into packs or out of them, or merge them, in batches that are committed one by one.
 - `expire`: Expire snapshots by age, number, rule or name.
 - `inspect`: The content of single files as plain data, and the total size of chunks.
 - `inventory`: The refs, history and objects of a whole repository, read without caches and listed as columns.

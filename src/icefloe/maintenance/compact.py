@@ -1,27 +1,38 @@
-"""Rewrite chunks into packs or out of them, in batches that are committed one by one."""
+"""Rewrite chunks into packs or out of them, or merge them, in batches that are committed one by one.
+
+A merge makes larger chunks of neighbouring small ones along a dimension. The array gets a variable chunk grid: its old
+chunks are large, and its newest ones stay small. The references of chunks behind merged ones move to new coordinates.
+So the commit of a merge conflicts with every concurrent change of the array.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
+from icefloe.codec_pipeline import has_variable_grids, variable_grid_advice
 from icefloe.display.card import TextCardMixin, format_bytes, format_count
-from icefloe.errors import ConflictError, InvalidInputError, printable
+from icefloe.errors import ConflictError, IcefloeError, InvalidInputError, UnsupportedError, printable
 from icefloe.ids import NodeId, ObjectId, new_chunk_id
 from icefloe.ledger.ledger import Tip
 from icefloe.maintenance.collect import list_all
 from icefloe.maintenance.inventory import Listed, gather_bounded, id_keys, open_uncached, report_progress
 from icefloe.manifests.cells import filter_box
-from icefloe.manifests.chunk_columns import concat, find_rows, normalise, same_references, take, take_raw
+from icefloe.manifests.chunk_columns import concat, find_rows, normalise, overlay, same_references, take, take_raw
 from icefloe.manifests.manifest_plan import ManifestPlan, plan_repack
-from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table
-from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, TransactionLog
+from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, tombstones
+from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, SnapshotInfo, TransactionLog
+from icefloe.model.zarr_document import ChunkLengths, document_key, grid_document, parse_document, parse_grid
 from icefloe.session.commit import (
     CommitRequest,
     advance_branch,
@@ -31,7 +42,9 @@ from icefloe.session.commit import (
     write_manifests,
     write_snapshot,
 )
-from icefloe.session.open_repository import RepositoryContext
+from icefloe.session.open_repository import RepositoryContext, register_writer
+from icefloe.session.rebase import ConflictDetector
+from icefloe.session.session import Session, SessionMode
 from icefloe.session.session_state import SessionState
 from icefloe.storage.contract import Buffer
 
@@ -96,6 +109,8 @@ class Layout(enum.Enum):
     """Each chunk in a pack becomes a separate object."""
     MATERIALIZE = "materialize"
     """Virtual chunks are copied into the repository."""
+    MERGE = "merge"
+    """Neighbouring small chunks along a dimension become one larger chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +131,26 @@ class CompactRequest:
     batch_bytes: int = 128 << 20
     """The number of bytes in each commit."""
     message: str | None = None
+    merge: tuple[str, int] | None = None
+    """The dimension along which chunks are merged, and the largest number of cells of a merged chunk along it."""
+    keep: int = 0
+    """The number of the last cells along that dimension whose chunks are not merged."""
 
     def __post_init__(self) -> None:
+        if (self.merge is None) is (self.layout is Layout.MERGE):
+            raise InvalidInputError(f"layout is {self.layout.value} and merge is {self.merge}: they belong together")
+        if (self.merge is not None and self.merge[1] < 1) or self.keep < 0:
+            raise InvalidInputError(
+                f"merge is {self.merge} and keep is {self.keep}, expected a length of at least 1, and at least 0 cells "
+                "to keep"
+            )
+        if self.merge is not None and self.region is not None:
+            raise InvalidInputError("a merge has no region: it changes the chunk grid of whole arrays. Use keep")
         if not 0 <= self.dead_share <= 1:
             raise InvalidInputError(f"dead_share is {self.dead_share}, expected a number between 0 and 1")
         if self.target_bytes < 1 or self.batch_bytes < 1:
             raise InvalidInputError(
-                "target_bytes is {self.target_bytes} and batch_bytes is {self.batch_bytes}, expected at least 1"
+                f"target_bytes is {self.target_bytes} and batch_bytes is {self.batch_bytes}, expected at least 1"
             )
 
     def wants(self, path: str) -> bool:
@@ -259,6 +287,16 @@ class CompactSummary(TextCardMixin):
     skipped: int = 0
     """Chunks that other writers replaced in the meantime. They were not rewritten."""
 
+    def plus(self, other: CompactSummary) -> CompactSummary:
+        """Return the result of both."""
+        return CompactSummary(
+            self.chunks + other.chunks,
+            self.bytes_written + other.bytes_written,
+            self.objects_written + other.objects_written,
+            self.commits + other.commits,
+            self.skipped + other.skipped,
+        )
+
     def __str__(self) -> str:
         return (
             f"{self.chunks:,} chunks ({self.bytes_written:,} bytes) in {self.objects_written:,} new objects, "
@@ -268,6 +306,8 @@ class CompactSummary(TextCardMixin):
 
 async def plan_compaction(context: RepositoryContext, request: CompactRequest) -> CompactionPlan:
     """Plan which chunks to rewrite."""
+    if request.layout is Layout.MERGE:
+        return await _plan_merges(context, request)
     tip = await context.ledger.fetch_tip(request.branch)
     state = SessionState(context, await context.metadata_files.fetch_snapshot(tip.snapshot_id))
     nodes = {node.id: node for node in state.tree.nodes() if isinstance(node, ArrayNode)}
@@ -302,15 +342,15 @@ async def compact(context: RepositoryContext, plan: CompactionPlan) -> CompactSu
     await context.check_writable()
     total = CompactSummary()
     report_progress(f"{plan.request.layout.value} chunks", 0, plan.chunks)
+    if plan.request.layout is Layout.MERGE:
+        for array in plan.arrays:
+            async for done in _merge_array(context, plan.request, array.path):
+                total = total.plus(done)
+                report_progress("merge chunks", total.chunks, max(total.chunks, plan.chunks))
+        return total
     for number, batch in enumerate(_batches(plan)):
         done = await _apply_batch(context, plan.request, batch, number)
-        total = CompactSummary(
-            total.chunks + done.chunks,
-            total.bytes_written + done.bytes_written,
-            total.objects_written + done.objects_written,
-            total.commits + done.commits,
-            total.skipped + done.skipped,
-        )
+        total = total.plus(done)
         report_progress(f"{plan.request.layout.value} chunks", total.chunks + total.skipped, plan.chunks)
     return total
 
@@ -444,6 +484,289 @@ async def _land(
     await check_references(state, tip)
     await advance_branch(context, branch, tip, snapshot)
     return snapshot.id, kept
+
+
+MERGED = "icefloe_merged_chunks"
+"""Metadata of a commit that only merged chunks of an array: its path, and the parent of the commit."""
+_COPIES_AT_ONCE = 2
+"""The number of merged chunks in memory."""
+
+
+def merged_array(info: SnapshotInfo) -> str | None:
+    """The path of the array of which a commit merged chunks, if it changed nothing else. Otherwise None.
+
+    An expiry may give the commit another parent, and with it the changes of the commits in between.
+    """
+    facts = info.metadata.get(MERGED)
+    if not isinstance(facts, Mapping) or info.parent_id is None or facts.get("onto") != str(info.parent_id):
+        return None
+    return str(facts.get("array"))
+
+
+def plan_merge(lengths: Sequence[int], extent: int, length: int, keep: int = 0) -> list[tuple[int, int]]:
+    """Return [first, end) of the chunks that become one chunk of at most `length` cells each.
+
+    The last `keep` cells keep their chunks, and the last chunk is never merged: chunks that are appended later are as
+    long as it is. Chunks wait until no further one fits, so that no cell is merged twice.
+
+    Parameters
+    ----------
+    lengths
+        The lengths of the chunks along a dimension.
+    extent
+        The length of the array along it. The last chunk may end behind it.
+    length
+        The largest length of a merged chunk.
+    keep
+        The number of last cells whose chunks stay.
+
+    Returns
+    -------
+    list of tuple
+        Ascending ranges of chunks, of at least two chunks each.
+
+    Examples
+    --------
+    >>> plan_merge([1] * 10, 10, 4)
+    [(0, 4), (4, 8)]
+    >>> plan_merge([31, 28, 31, 30], 120, 60, keep=30)
+    [(0, 2)]
+    """
+    groups: list[tuple[int, int]] = []
+    first, size, end = 0, 0, 0
+    for index, each in enumerate(lengths):
+        end += each
+        if end > extent - max(1, keep):
+            break
+        if size + each > length:
+            groups.append((first, index))
+            first, size = index, 0
+        size += each
+        if size >= length:
+            groups.append((first, index + 1))
+            first, size = index + 1, 0
+    return [(low, high) for low, high in groups if high - low > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayMerge:
+    """The chunks of an array that become larger ones."""
+
+    node: ArrayNode
+    present: tuple[ChunkLengths, ...]
+    """The present chunk lengths."""
+    axis: int
+    lengths: tuple[int, ...]
+    """The present lengths along the axis."""
+    groups: tuple[tuple[int, int], ...]
+
+    @property
+    def box(self) -> Extents:
+        """The part of the present grid that changes: everything from the first merged chunk on."""
+        return tuple(
+            (self.groups[0][0] if axis == self.axis else 0, count) for axis, count in enumerate(self.node.grid)
+        )
+
+    @property
+    def starts(self) -> list[int]:
+        """The first present chunk of each new chunk."""
+        inner = {index for low, high in self.groups for index in range(low + 1, high)}
+        return [index for index in range(len(self.lengths)) if index not in inner]
+
+    @property
+    def grid(self) -> tuple[ChunkLengths, ...]:
+        """The new chunk lengths."""
+        bounds = pairwise([*self.starts, len(self.lengths)])
+        merged = ChunkLengths(tuple(sum(self.lengths[low:high]) for low, high in bounds))
+        return tuple(merged if axis == self.axis else each for axis, each in enumerate(self.present))
+
+    def up_to(self, size_bytes: int, table: ChunkTable) -> _ArrayMerge:
+        """The first groups whose chunks have about a size, at least one group."""
+        sizes = np.bincount(table.coords[:, self.axis], weights=table.length, minlength=len(self.lengths))
+        ends = np.cumsum([sizes[low:high].sum() for low, high in self.groups])
+        chosen = max(1, int(np.searchsorted(ends, size_bytes, side="right")))
+        return replace(self, groups=self.groups[:chosen])
+
+    def rows(self, table: ChunkTable) -> npt.NDArray[np.intp]:
+        """The references of a table that are merged."""
+        inside = np.zeros(len(self.lengths) + 1, dtype=bool)
+        for low, high in self.groups:
+            inside[low:high] = True
+        return np.flatnonzero(inside[table.coords[:, self.axis]])
+
+    def moved(self, table: ChunkTable) -> ChunkTable:
+        """The references that are not merged, at their new coordinates."""
+        place = np.full(len(self.lengths) + 1, -1, dtype=np.int64)
+        for new, (low, high) in enumerate(pairwise([*self.starts, len(self.lengths)])):
+            if high - low == 1:
+                place[low] = new
+        target = place[table.coords[:, self.axis]]
+        kept = take(table, np.flatnonzero(target >= 0))
+        coords = kept.coords.copy()
+        coords[:, self.axis] = target[target >= 0]
+        return replace(kept, coords=coords)
+
+    def regions(self, table: ChunkTable) -> Iterator[tuple[slice, ...]]:
+        """The cells of every merged chunk of which the array has some chunk."""
+        others = [axis for axis in range(len(self.node.shape)) if axis != self.axis]
+        first = np.cumsum([0, *self.lengths])
+        grid = self.present
+        for low, high in self.groups:
+            inside = (table.coords[:, self.axis] >= low) & (table.coords[:, self.axis] < high)
+            for place in np.unique(table.coords[inside][:, others], axis=0).tolist():
+                bounds = dict(zip(others, place, strict=True))
+                yield tuple(
+                    slice(int(first[low]), int(first[high]))
+                    if axis == self.axis
+                    else slice(grid[axis].start(bounds[axis]), min(grid[axis].start(bounds[axis] + 1), length))
+                    for axis, length in enumerate(self.node.shape)
+                )
+
+
+def _find_merge(context: RepositoryContext, request: CompactRequest, node: ArrayNode) -> _ArrayMerge | None:
+    """The merge of an array, or None if there is nothing to merge. Raises if it cannot have the new grid."""
+    assert request.merge is not None
+    dim, length = request.merge
+    if dim not in (node.dimension_names or ()):
+        return None
+    axis = (node.dimension_names or ()).index(dim)
+    extent, present = node.shape[axis], parse_grid(parse_document(node.document, node.path))
+    lengths = present[axis].of(extent)
+    groups = plan_merge(lengths, extent, length, request.keep)
+    if not groups:
+        return None
+    if not context.capabilities.any_chunk_grid:
+        raise UnsupportedError(
+            f"{node.path} cannot have chunks of different lengths: generation "
+            f"{context.format.spec_version.value!r} has regular chunk grids only. Use rechunk, or convert it",
+            path=node.path,
+        )
+    if not has_variable_grids():
+        raise UnsupportedError(
+            f"merged chunks of {node.path} differ in length from the others, which zarr does not use here. "
+            f"{variable_grid_advice()}",
+            path=node.path,
+        )
+    return _ArrayMerge(node, present, axis, lengths, tuple(groups))
+
+
+async def _fetch_merged(state: SessionState, merge: _ArrayMerge) -> ChunkTable:
+    """The references of the part of an array that a merge changes."""
+    table = await state.chunk_table(merge.node, merge.box)
+    if bool((table.kind == ChunkKind.VIRTUAL).any()):
+        raise InvalidInputError(
+            f"{merge.node.path} has virtual chunks, which are parts of other files and cannot be merged. Run "
+            "`materialize` first, or leave the array out with `arrays`",
+            path=merge.node.path,
+        )
+    return table
+
+
+async def _plan_merges(context: RepositoryContext, request: CompactRequest) -> CompactionPlan:
+    """Plan the merges of all arrays, so that an array that cannot be merged is found before anything is written."""
+    assert request.merge is not None
+    tip, base = await context.fetch_branch(request.branch)
+    state = SessionState(context, base)
+    planned: list[ArrayRewrite] = []
+    nodes = [node for node in state.tree.nodes() if isinstance(node, ArrayNode) and request.wants(node.path)]
+    for node in nodes:
+        merge = _find_merge(context, request, node)
+        if merge is not None:
+            table = await _fetch_merged(state, merge)
+            chosen = take_raw(table, merge.rows(table))
+            planned.append(ArrayRewrite(node.id, node.path, chosen, np.arange(len(chosen))))
+    if not any(request.merge[0] in (node.dimension_names or ()) for node in nodes):
+        raise InvalidInputError(f"no selected array of branch {request.branch} has the dimension {request.merge[0]!r}")
+    return CompactionPlan(request, tip.snapshot_id, tuple(planned))
+
+
+async def _merge_array(context: RepositoryContext, request: CompactRequest, path: str) -> AsyncIterator[CompactSummary]:
+    """Merge the chunks of an array, with a commit for each batch. A conflict with another commit repeats its batch."""
+    conflicts = 0
+    while True:
+        tip, base = await context.fetch_branch(request.branch)
+        session = Session(context, base, mode=SessionMode.WRITABLE, branch=request.branch, tip=tip)
+        register_writer(session, context.storage)
+        node = session.state.tree.find(path)
+        merge = _find_merge(context, request, node) if isinstance(node, ArrayNode) else None
+        if merge is None:
+            return
+        table = await _fetch_merged(session.state, merge)
+        merge = merge.up_to(request.batch_bytes, table)
+        await _write_merged(context, session, base, merge, table)
+        try:
+            snapshot_id = await _commit_merged(session, request, merge)
+        except ConflictError:
+            conflicts += 1
+            if conflicts == _TRIES:
+                raise
+            continue
+        yield await _summarise_merge(session, merge, snapshot_id, len(merge.rows(table)))
+
+
+async def _write_merged(
+    context: RepositoryContext, session: Session, base: Snapshot, merge: _ArrayMerge, table: ChunkTable
+) -> None:
+    """Change the grid of an array, move its references, and write the merged chunks one by one."""
+    state, path = session.state, merge.node.path
+    stored = parse_document(await state.fetch_document(path) or b"", path)
+    document = {**stored, "chunk_grid": grid_document(merge.grid)}
+    await session.keyspace.write(document_key(path), json.dumps(document, indent=2).encode())
+    node = state.tree.array(path)
+    inside = (table.coords < np.asarray(node.grid)).all(axis=1)
+    state.set_table(node, overlay(tombstones(table.coords[inside]), merge.moved(table)))
+    before = Session(context, base)
+    name = path.strip("/")
+    old = await asyncio.to_thread(zarr.open_array, before.store, path=name, mode="r", zarr_format=3)
+    new = await asyncio.to_thread(zarr.open_array, session.store, path=name, mode="r+", zarr_format=3)
+
+    def copy(region: tuple[slice, ...]) -> None:
+        new[region] = old[region]
+
+    async def copy_later(region: tuple[slice, ...]) -> None:
+        try:
+            await asyncio.to_thread(copy, region)
+        except IcefloeError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"zarr cannot write merged chunks of {path}: {type(error).__name__}: {error}. Leave the array out with "
+                "`arrays`",
+                path=path,
+            ) from error
+
+    await gather_bounded(copy_later, merge.regions(table), _COPIES_AT_ONCE)
+
+
+async def _commit_merged(session: Session, request: CompactRequest, merge: _ArrayMerge) -> ObjectId:
+    """Commit a merge, on top of concurrent commits that did not change the array.
+
+    The metadata name the parent, so that the commit is made again after each rebase.
+    """
+    assert request.merge is not None
+    dim, path = request.merge[0], merge.node.path
+    message = request.message or f"Merge chunks of {path} along {dim}"
+    for _ in range(_TRIES):
+        facts = {"array": path.strip("/"), "dimension": dim, "onto": str(session.snapshot_id)}
+        try:
+            return await session.commit_async(message, {MERGED: facts})
+        except ConflictError:
+            await session.rebase_async(ConflictDetector())
+    raise ConflictError(message=f"branch {request.branch} got a new commit during each of {_TRIES} attempts")
+
+
+async def _summarise_merge(session: Session, merge: _ArrayMerge, snapshot_id: ObjectId, chunks: int) -> CompactSummary:
+    node = session.state.tree.array(merge.node.path)
+    place = {low: new for new, low in enumerate(merge.starts)}
+    written = [place[low] for low, _ in merge.groups]
+    box = tuple(
+        (written[0], written[-1] + 1) if axis == merge.axis else (0, count) for axis, count in enumerate(node.grid)
+    )
+    table = await session.state.chunk_table(node, box)
+    table = take_raw(table, np.flatnonzero(np.isin(table.coords[:, merge.axis], written)))
+    native = table.kind == ChunkKind.NATIVE
+    objects = 0 if table.object_id is None else len(np.unique(table.object_id[native], axis=0))
+    return CompactSummary(chunks, int(table.length.sum()), objects, (snapshot_id,))
 
 
 _REWRITE_TRIES = 20

@@ -429,14 +429,19 @@ class MaintenanceMixin:
         region: Sequence[tuple[int, int]] | None = None,
         order: Literal["chunk", "hilbert"] = "chunk",
         unpack: bool = False,
+        merge: Mapping[str, int] | None = None,
+        keep: int = 0,
         message: str | None = None,
         progress: Report | None = None,
         **settings: Any,
     ) -> CompactSummary:
-        """Write small chunks into packs, and rewrite packs that hold many unused bytes.
+        """Write small chunks into packs, and rewrite packs that hold many unused bytes. Or merge small chunks.
 
-        The data does not change. Concurrent writers do not conflict with it, and their chunks are kept. Each batch is
-        committed separately, so an interrupted run keeps its finished batches.
+        The data does not change. Each batch is committed separately, so an interrupted run keeps its finished batches.
+        Concurrent writers do not conflict with it, and their chunks are kept.
+
+        With `merge`, old small chunks along a dimension become larger chunks, and the newest stay as they are. This
+        changes the chunk grid, so a writer that changed the same array in the meantime has a conflict.
 
         Parameters
         ----------
@@ -451,6 +456,12 @@ class MaintenanceMixin:
             which keeps neighbours in all dimensions close to each other.
         unpack
             Write chunks from packs into objects of their own instead.
+        merge
+            Merge neighbouring chunks along one dimension instead, up to this number of cells: `{"time": 720}`. Chunks
+            wait until a merged chunk is full. Arrays without the dimension stay as they are.
+        keep
+            The number of the last cells along the dimension of `merge` whose chunks are not merged. The last chunk is
+            never merged.
         message
             Message of the commits.
         progress
@@ -469,7 +480,11 @@ class MaintenanceMixin:
         RefNotFoundError
             There is no such branch.
         InvalidInputError
-            A setting or the order is unknown or not valid.
+            A setting or the order is unknown or not valid, or an array to merge has virtual chunks.
+        UnsupportedError
+            The generation of the repository, or zarr, has no chunks of different lengths, which `merge` needs.
+        ConflictError
+            Other commits changed the array during every attempt of a merge.
         ReadOnlyError
             The repository is read-only.
 
@@ -480,7 +495,8 @@ class MaintenanceMixin:
         >>> repo.compact("main").chunks
         0
         """
-        layout = compaction.Layout.UNPACK if unpack else compaction.Layout.PACK
+        layout = _choose_layout(unpack=unpack, merge=merge)
+        settings = {**settings, **_merge_settings(merge, keep)}
         request = _compact_request(branch, layout, arrays, region, order, message, settings)
         with inventory.reporting_to(progress):
             return await compaction.compact(self._context, await compaction.plan_compaction(self._context, request))
@@ -528,6 +544,8 @@ class MaintenanceMixin:
         order: Literal["chunk", "hilbert"] = "chunk",
         unpack: bool = False,
         materialize: bool = False,
+        merge: Mapping[str, int] | None = None,
+        keep: int = 0,
         **settings: Any,
     ) -> CompactionPlan:
         """Return which chunks `compact` or `materialize` would write now. Nothing is changed.
@@ -546,6 +564,8 @@ class MaintenanceMixin:
             Plan to write chunks from packs into objects of their own.
         materialize
             Plan to copy virtual chunks, as `materialize` does.
+        merge, keep
+            Plan to merge chunks along a dimension, as `compact` does.
         **settings
             Settings of `compact`.
 
@@ -559,7 +579,9 @@ class MaintenanceMixin:
         RefNotFoundError
             There is no such branch.
         InvalidInputError
-            A setting or the order is unknown or not valid.
+            A setting or the order is unknown or not valid, or an array to merge has virtual chunks.
+        UnsupportedError
+            The generation of the repository, or zarr, has no chunks of different lengths, which `merge` needs.
 
         Examples
         --------
@@ -568,13 +590,8 @@ class MaintenanceMixin:
         >>> repo.plan_compaction("main").chunks
         0
         """
-        layout = (
-            compaction.Layout.MATERIALIZE
-            if materialize
-            else compaction.Layout.UNPACK
-            if unpack
-            else compaction.Layout.PACK
-        )
+        layout = _choose_layout(unpack=unpack, materialize=materialize, merge=merge)
+        settings = {**settings, **_merge_settings(merge, keep)}
         request = _compact_request(branch, layout, arrays, region, order, None, settings)
         return await compaction.plan_compaction(self._context, request)
 
@@ -813,6 +830,26 @@ def _expiry_request(
     )
 
 
+def _choose_layout(*, unpack: bool, materialize: bool = False, merge: Mapping[str, int] | None) -> Layout:
+    layouts = compaction.Layout
+    asked = {layouts.UNPACK: unpack, layouts.MATERIALIZE: materialize, layouts.MERGE: merge is not None}
+    chosen = [layout for layout, is_asked in asked.items() if is_asked]
+    if len(chosen) > 1:
+        raise InvalidInputError(f"choose one of {', '.join(layout.value for layout in chosen)}")
+    return chosen[0] if chosen else layouts.PACK
+
+
+def _merge_settings(merge: Mapping[str, int] | None, keep: int) -> dict[str, Any]:
+    if merge is None:
+        if keep:
+            raise InvalidInputError(f"keep is {keep}, but nothing is merged. Use merge, such as {{'time': 720}}")
+        return {}
+    if len(merge) != 1:
+        raise InvalidInputError(f"merge is {dict(merge)}, expected one dimension and a length, such as {{'time': 720}}")
+    [(dim, length)] = merge.items()
+    return {"merge": (str(dim), int(length)), "keep": int(keep)}
+
+
 def _compact_request(
     branch: str,
     layout: Layout,
@@ -823,7 +860,7 @@ def _compact_request(
     settings: Mapping[str, Any],
 ) -> CompactRequest:
     allowed = ("threshold_bytes", "target_bytes", "dead_share", "batch_bytes")
-    unknown = settings.keys() - set(allowed)
+    unknown = settings.keys() - {*allowed, "merge", "keep"}
     if unknown:
         raise InvalidInputError(f"unknown settings {', '.join(sorted(unknown))}. Allowed: {', '.join(allowed)}")
     try:
