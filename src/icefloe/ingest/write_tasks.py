@@ -14,7 +14,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
+from icefloe.codec_pipeline import has_variable_grids
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
@@ -33,8 +35,8 @@ from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
-from icefloe.storage.contract import normal_etag
 from icefloe.model.zarr_document import ChunkLengths
+from icefloe.storage.contract import normal_etag
 
 Window = Mapping[str, tuple[int, int]]
 """[first, end) by dimension. Other dimensions are complete."""
@@ -411,6 +413,12 @@ def _opened(access: SourceAccess, format: str | None) -> Iterator[_OpenFiles]:
         files.close()
 
 
+def enable_variable_grids() -> None:
+    """Let zarr read and write chunks of different lengths in this process, for a worker of a job that has them."""
+    if not has_variable_grids():
+        zarr.config.set({"array.rectilinear_chunks": True})
+
+
 def run_task(
     task: IngestTask,
     arrays: Mapping[str, ArrayPlan],
@@ -451,6 +459,9 @@ def run_task(
     >>> [run_task(task, plan.arrays, sink).blocks for task in plan.tasks]
     [1]
     """
+    if not all(arrays[path].is_regular for path in task.arrays):
+        # A plan has such arrays only if they are enabled where it was made. A worker has settings of its own.
+        enable_variable_grids()
     with _opened(access or SourceAccess(), format) as files:
         write = _write_values if task.kind == "native" else _write_references
         try:

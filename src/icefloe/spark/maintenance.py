@@ -24,6 +24,7 @@ from pyspark.storagelevel import StorageLevel
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ReadOnlyError
 from icefloe.ids import ALPHABET, ObjectId, text_length
+from icefloe.ingest.write_tasks import enable_variable_grids
 from icefloe.ledger.ledger import CONVERSION, check_not_converting
 from icefloe.maintenance.collect import (
     DELETE_BATCH,
@@ -565,6 +566,8 @@ def compact(
 
 def _compact(payload: tuple[RepositoryContext, CompactionPlan]) -> CompactSummary:
     context, plan = payload
+    if plan.request.merge is not None:
+        enable_variable_grids()
     return run_blocking(apply_compaction(context, plan))
 
 
