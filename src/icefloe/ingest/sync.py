@@ -244,6 +244,10 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> 
         schemas, options, existing=Existing(chunks=chunks, variable_grids=allows_variable_grids(archive.session))
     )
     fresh.report.raise_on_errors()
+    for path in fresh.arrays:
+        # An ingest may have written the archive before the first sync. It is written again only if that is asked for.
+        if archive.documents.get(path, {}).get("node_type") == "array" and path not in archive.former:
+            check_grid(path, archive.documents[path])
     sources = _place(found, fresh.datasets)
     arrays: dict[str, ArrayChanges] = {}
     tasks: list[IngestTask] = []
