@@ -162,6 +162,12 @@ class IngestOptions:
 
     def __post_init__(self) -> None:
         _choose("mode", self.mode, ("native", "virtual", "mixed"))
+        if self.append_dim is not None and not isinstance(self.append_dim, str):
+            raise InvalidInputError(
+                f"append_dim is {self.append_dim!r}, expected one name: an ingest extends arrays along one dimension. "
+                "Use sync, which extends them along all dimensions along which files differ, or along those in "
+                "concat_dims"
+            )
         _choose("append_order", self.append_order, ("after", "any"))
         _choose("on_error", self.on_error, ("fail", "skip"))
         _choose("overlap", self.overlap, ("error", "first", "last"))

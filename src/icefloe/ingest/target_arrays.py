@@ -53,6 +53,7 @@ from icefloe.ingest.zarr_documents import (
 )
 from icefloe.model.zarr_document import ChunkLengths, as_lengths
 
+SEVERAL_DIMENSIONS = "an ingest extends arrays along one dimension: use sync, which extends them along all"
 COORDINATE_CHUNK = 1 << 13
 """The number of cells in a chunk of a native coordinate: a year of hours."""
 _MISSING = ("_FillValue", "missing_value")
@@ -631,7 +632,8 @@ def _plan_existing(
             issues.append(_issue(members[0], name, f"length of {dim}", str(have), str(given), "the grids differ"))
         if dim in joined and dim != options.append_dim and length > have:
             found = f"cells up to {length}"
-            issues.append(_issue(members[0], name, f"length of {dim}", str(have), found, "use append_dim to extend it"))
+            advice = "use append_dim to extend it" if options.append_dim is None else SEVERAL_DIMENSIONS
+            issues.append(_issue(members[0], name, f"length of {dim}", str(have), found, advice))
     is_virtual, template, found_issues, fitted = _existing_kind(
         stored, variable, name, members, dims, joined, options, varies=existing.variable_grids
     )
