@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 import xarray as xr
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icefloe import Repository
+from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.ingest import pyramid_local
+from icefloe.ingest import IngestOptions, ingest_local, pyramid_local
+from icefloe.model.chunk_table import ChunkKind
 from icefloe.storage.build import in_memory_storage
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -130,3 +134,99 @@ def test_what_is_not_defined_is_refused_before_anything_is_written() -> None:
     assert repository.lookup_branch("main") == before
     pyramid_local(repository, "t", 1, "nearest")
     assert _level(repository, 1).dtype == np.dtype("i2")
+
+
+# -- overviews of a file ----------------------------------------------------------------------------------------------
+
+
+def _write_cog(path: Path, image: Any, levels: list[Any], **options: Any) -> Path:
+    """A tiled TIFF with overviews as further pages of reduced resolution, as GDAL writes them."""
+    with tifffile.TiffWriter(path) as writer:
+        chosen = {"photometric": "minisblack", "tile": (16, 16), "metadata": None, "compression": "zlib", **options}
+        writer.write(image, **chosen)
+        for level in levels:
+            writer.write(level, subfiletype=1, **chosen)
+    return path
+
+
+def _cog(path: Path, shape: tuple[int, ...] = (70, 53), **options: Any) -> tuple[Path, list[Any]]:
+    """A file whose overviews are not what any method computes, so that a test sees where levels come from."""
+    levels = []
+    for level in range(3):
+        size = tuple(-(-n // 2**level) for n in shape[:2])
+        rng = np.random.default_rng(level)
+        levels.append(rng.integers(0, 60000, (*size, *shape[2:])).astype("u2"))
+    return _write_cog(path, levels[0], levels[1:], **options), levels
+
+
+def _allowed(repository: Repository, folder: Path) -> Repository:
+    return Repository.open(repository.storage, authorize_virtual_chunk_access={f"file://{folder}/": None})
+
+
+def _kinds(repository: Repository, path: str) -> set[int]:
+    session = repository.readonly_session("main")
+    table = run_blocking(session.state.chunk_table(session.state.tree.array(f"/{path}")))
+    return {int(kind) for kind in table.kind}
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("mode", ["native", "virtual"])
+def test_levels_are_the_overviews_of_the_file(tmp_path: Path, mode: Any, generation: str) -> None:
+    path, levels = _cog(tmp_path / "scene.tif")
+    repository = Repository.create(in_memory_storage(), spec_version=generation)
+    ingest_local(path, repository, IngestOptions(mode=mode))
+    repository = _allowed(repository, tmp_path)
+    result = pyramid_local(repository, "image", 2, source=str(path))
+    assert result.paths == ("image_levels/1/image", "image_levels/2/image") and result.written >= 2
+    store = _allowed(repository, tmp_path).readonly_session("main").store
+    for each, expected in zip(result.paths, levels[1:], strict=True):
+        np.testing.assert_array_equal(zarr.open_array(store, path=each, mode="r")[...], expected)
+        assert (ChunkKind.VIRTUAL in _kinds(repository, each)) == (mode == "virtual")
+    layout = zarr.open_group(store, path="image_levels", mode="r").attrs["multiscales"]
+    assert "resampling_method" not in layout and len(layout["layout"]) == 3  # type: ignore[operator, index, arg-type]
+    again = pyramid_local(repository, "image", 2, source=str(path))
+    assert again.snapshot_id is None and again.written == 0
+
+
+def test_overviews_that_zarr_cannot_reference_are_copied(tmp_path: Path) -> None:
+    path, levels = _cog(tmp_path / "scene.tif", (40, 40, 3), predictor=True, photometric="rgb")
+    repository = Repository.create(in_memory_storage())
+    ingest_local(path, repository, IngestOptions())
+    result = pyramid_local(repository, "image", 2, source=str(path))
+    store = repository.readonly_session("main").store
+    for each, expected in zip(result.paths, levels[1:], strict=True):
+        np.testing.assert_array_equal(zarr.open_array(store, path=each, mode="r")[...], expected)
+
+
+def test_overviews_of_another_image_are_refused(tmp_path: Path) -> None:
+    path, levels = _cog(tmp_path / "scene.tif")
+    repository = Repository.create(in_memory_storage())
+    ingest_local(path, repository, IngestOptions())
+    before = repository.lookup_branch("main")
+    with pytest.raises(InvalidInputError, match="has 2 overviews, and 3"):
+        pyramid_local(repository, "image", 3, source=str(path))
+    other = _write_cog(tmp_path / "other.tif", levels[0] + 1, levels[1:])
+    with pytest.raises(InvalidInputError, match="is not equal to"):
+        pyramid_local(repository, "image", 2, source=str(other))
+    smaller = _write_cog(tmp_path / "smaller.tif", levels[0][:64], [levels[1][:32]])
+    with pytest.raises(InvalidInputError, match="shape"):
+        pyramid_local(repository, "image", 1, source=str(smaller))
+    odd = _write_cog(tmp_path / "odd.tif", levels[0], [levels[0][::3, ::3]])
+    with pytest.raises(InvalidInputError, match="half as many"):
+        pyramid_local(repository, "image", 1, source=str(odd))
+    plain = _write_cog(tmp_path / "plain.tif", levels[0], [])
+    with pytest.raises(InvalidInputError, match="overviews of nothing"):
+        pyramid_local(repository, "image", 1, source=str(plain))
+    assert repository.lookup_branch("main") == before
+
+
+def test_an_array_that_was_corrected_no_longer_has_the_overviews_of_its_file(tmp_path: Path) -> None:
+    path, _ = _cog(tmp_path / "scene.tif")
+    repository = Repository.create(in_memory_storage())
+    ingest_local(path, repository, IngestOptions())
+    pyramid_local(repository, "image", 2, source=str(path))
+    with repository.transaction("main", message="correct") as store:
+        zarr.open_array(store, path="image", mode="r+")[3, 3] = 7
+    with pytest.raises(InvalidInputError, match="without source"):
+        pyramid_local(repository, "image", 2, source=str(path))
+    assert pyramid_local(repository, "image", 2, "nearest").written

@@ -6,7 +6,7 @@ Modules
 - `array_plan`: The plan of one target array, the conversion of source values to its values, and what a sync changes
   in it.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
-- `chunk_grids`: Chunk grids: lengths and coordinates of chunks, boxes, and tables of references built from columns.
+- `chunk_grids`: Chunk grids: coordinates of chunks, boxes, and tables of references built from columns.
 - `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
 - `local_ingest`: Run a whole ingest in one process, without Spark, and read what the repository has.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.

@@ -9,6 +9,7 @@ import datetime as dt
 import importlib
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -654,3 +655,33 @@ def decoded_dtype(dtype: str, attributes: Mapping[str, Any]) -> str:
     if scale is not None and offset is not None and scale == offset and scale in (np.float32, np.float64):
         return "<f8" if stored.itemsize == 4 and stored.kind in "iu" else scale.newbyteorder("<").str
     return "<f4" if offset is None and scale == np.float32 else "<f8"
+
+
+def halve(
+    values: npt.NDArray[Any], axes: tuple[int, int], method: str, attributes: Mapping[str, Any], dtype: str
+) -> npt.NDArray[Any]:
+    """Cells of 2 × 2 cells each. The last row and column of an odd number are alone."""
+    if method == "nearest":
+        return values[tuple(slice(None, None, 2) if axis in axes else slice(None) for axis in range(values.ndim))]
+    packing = packing_of(attributes, dtype)
+    missing = packing.missing(values)
+    wide = values.astype(np.float64)
+    if missing is not None:
+        wide[missing] = np.nan
+    wide = np.pad(
+        wide, [(0, n % 2 if axis in axes else 0) for axis, n in enumerate(wide.shape)], constant_values=np.nan
+    )
+    split: list[int] = []
+    inner: list[int] = []
+    for axis, length in enumerate(wide.shape):
+        split += [length // 2, 2] if axis in axes else [length]
+        if axis in axes:
+            inner.append(len(split) - 1)
+    with warnings.catch_warnings():
+        # A cell without any value is missing.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        function: Any = {"mean": np.nanmean, "min": np.nanmin, "max": np.nanmax}[method]
+        result = function(wide.reshape(split), axis=tuple(inner))
+    if packing.fills and packing.fill == packing.fill:
+        result = np.where(np.isnan(result), packing.fill, result)
+    return np.asarray(result).astype(dtype)

@@ -8,14 +8,14 @@ step each.
 Overviews. Level 1 has half as many cells as the array along two dimensions, level 2 half as many as level 1. A cell is
 made of 2 × 2 cells of the level before it. The levels are arrays in groups of their own: `TARGET/1/NAME`,
 `TARGET/2/NAME`. The group `TARGET` has the attribute `multiscales` of the Zarr convention that GeoZarr uses. If the
-array has changed, only the chunks of the levels that depend on changed chunks are computed again.
+array has changed, only the chunks of the levels that depend on changed chunks are computed again. The levels of a
+cloud-optimised GeoTIFF can also be its own overviews.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -23,17 +23,21 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.core.buffer import default_buffer_prototype
 
 from icefloe.blocking import run_blocking
 from icefloe.errors import IcefloeError, InvalidInputError, NodeNotFoundError
-from icefloe.ingest.cf import NO_TIME, find_time_units, packing_of
+from icefloe.ingest.access import choose_access
+from icefloe.ingest.cf import NO_TIME, find_time_units, halve, packing_of
 from icefloe.ingest.chunk_grids import all_coords, chunk_region, grid_shape
+from icefloe.ingest.local_ingest import SessionSink
+from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.placement import ExistingArray
+from icefloe.ingest.record import version_of
 from icefloe.ingest.source_model import SourceVariable
-from icefloe.ingest.zarr_documents import fill_attribute
+from icefloe.ingest.sources import expand_sources
+from icefloe.ingest.zarr_documents import array_document, fill_attribute
 from icefloe.manifests.chunk_columns import take
-from icefloe.model.chunk_table import ChunkTable
+from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
 from icefloe.session.references import set_table
@@ -362,8 +366,7 @@ def _move(
 
 
 def _write_document(session: Session, path: str, document: Mapping[str, Any]) -> None:
-    content = default_buffer_prototype().buffer.from_bytes(json.dumps(document).encode())
-    run_blocking(session.store.set(f"{path}/zarr.json", content))
+    SessionSink(session).write_documents({path: json.dumps(document).encode()})
 
 
 def _write_coordinate(view: zarr.Group, name: str, values: npt.NDArray[Any], attributes: Mapping[str, Any]) -> None:
@@ -392,7 +395,7 @@ def _spread(values: npt.NDArray[Any], at: npt.NDArray[np.intp], length: int, mis
     return result
 
 
-# -- overviews --------------------------------------------------------------------------------------------------------
+# -- overviews -------------------------------------------------------------------------------------------------------
 
 
 Method: TypeAlias = Literal["mean", "min", "max", "nearest"]
@@ -452,10 +455,14 @@ def pyramid_local(
     *,
     dims: Sequence[str] | None = None,
     target: str | None = None,
+    source: str | None = None,
+    source_options: Mapping[str, Any] | None = None,
     branch: str = "main",
     message: str | None = None,
 ) -> PyramidResult:
     """Build the overviews of an array, or update them, with one commit.
+
+    They are computed, or taken from the file that the array was ingested from.
 
     Parameters
     ----------
@@ -472,6 +479,11 @@ def pyramid_local(
         The two dimensions that are halved. None is the last two.
     target
         The group of the levels. None is the path of the array with `_levels`.
+    source
+        A cloud-optimised GeoTIFF that the array is equal to. The levels are its overviews, and `method` and `dims` are
+        not used. They are referenced if the array consists of references, and copied otherwise.
+    source_options
+        Options of the storage of `source`, such as `endpoint_url` and `anonymous` of `s3_storage`.
     branch
         The branch.
     message
@@ -487,7 +499,8 @@ def pyramid_local(
     NodeNotFoundError
         The array does not exist.
     InvalidInputError
-        The method does not fit the data type, or a dimension does not exist.
+        The method does not fit the data type, or a dimension does not exist. Or the file has not enough overviews, or
+        is not equal to the array.
 
     Examples
     --------
@@ -504,7 +517,12 @@ def pyramid_local(
            [10.5, 12.5]])
     """
     session = repository.writable_session(branch)
-    plan = plan_pyramid(repository, session, PyramidRequest(array, levels, method, dims, target))
+    request = PyramidRequest(array, levels, method, dims, target)
+    if source is not None:
+        [file], access = expand_sources(source), choose_access(None, source_options, None)
+        with open_source(access.describe(file.url), access) as opened:
+            return _pyramid_of_source(repository, session, request, opened, message)
+    plan = plan_pyramid(repository, session, request)
     if plan.is_empty:
         return PyramidResult(None, plan.paths, 0, plan.kept)
     begin_pyramid(session, plan)
@@ -635,7 +653,9 @@ def write_levels(session: Session, plan: PyramidPlan, work: Work) -> None:
             for axis, (part, n) in enumerate(zip(region, base.shape(level - 1), strict=True))
         )
         values = np.asarray(arrays[level - 1][finer])
-        arrays[level][region] = halve(values, base.axes, str(plan.about["method"]), base.variable)
+        arrays[level][region] = halve(
+            values, base.axes, str(plan.about["method"]), base.variable.attributes, base.variable.dtype
+        )
 
 
 def commit_pyramid(session: Session, plan: PyramidPlan, message: str | None) -> PyramidResult:
@@ -711,39 +731,11 @@ def _find_changed(
     return coords[(coords < grid).all(axis=1)]
 
 
-def halve(values: npt.NDArray[Any], axes: tuple[int, int], method: str, variable: SourceVariable) -> npt.NDArray[Any]:
-    """Cells of 2 × 2 cells each. The last row and column of an odd number are alone."""
-    if method == "nearest":
-        return values[tuple(slice(None, None, 2) if axis in axes else slice(None) for axis in range(values.ndim))]
-    packing = packing_of(variable.attributes, variable.dtype)
-    missing = packing.missing(values)
-    wide = values.astype(np.float64)
-    if missing is not None:
-        wide[missing] = np.nan
-    wide = np.pad(
-        wide, [(0, n % 2 if axis in axes else 0) for axis, n in enumerate(wide.shape)], constant_values=np.nan
-    )
-    split: list[int] = []
-    inner: list[int] = []
-    for axis, length in enumerate(wide.shape):
-        split += [length // 2, 2] if axis in axes else [length]
-        if axis in axes:
-            inner.append(len(split) - 1)
-    with warnings.catch_warnings():
-        # A cell without any value is missing.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        function: Any = {"mean": np.nanmean, "min": np.nanmin, "max": np.nanmax}[method]
-        result = function(wide.reshape(split), axis=tuple(inner))
-    if packing.fills and packing.fill == packing.fill:
-        result = np.where(np.isnan(result), packing.fill, result)
-    return np.asarray(result).astype(variable.dtype)
-
-
 def _write_metadata(session: Session, base: _Base, place: str, about: Mapping[str, Any], snapshot_id: str) -> None:
     """The groups and arrays of the levels, their coordinates, and the attribute of the convention."""
     levels, name = int(about["levels"]), base.path.rpartition("/")[2]
     folder, dims = base.path.rpartition("/")[0], list(base.document.get("dimension_names") or [])
-    method = _RESAMPLING[str(about["method"])]
+    method = _RESAMPLING.get(str(about["method"]))
     up = "../" * (place.count("/") + 1)
     layout: list[dict[str, Any]] = [{"asset": f"{up}{base.path}", "transform": {"scale": [1.0, 1.0]}}]
     for level in range(1, levels + 1):
@@ -753,7 +745,9 @@ def _write_metadata(session: Session, base: _Base, place: str, about: Mapping[st
         layout.append({"asset": f"{level}/{name}", "derived_from": layout[-1]["asset"], "transform": transform})
     document = json.dumps({k: v for k, v in base.document.items() if k != "shape"})
     record = {**about, "snapshot_id": str(snapshot_id), "shape": list(base.variable.shape), "document": document}
-    attributes = {"multiscales": {"layout": layout, "resampling_method": method}, PYRAMID_KEY: record}
+    # The overviews of a file do not tell how they were made.
+    multiscales = {"layout": layout, **({} if method is None else {"resampling_method": method})}
+    attributes = {"multiscales": multiscales, PYRAMID_KEY: record}
     _write_document(session, place, {"zarr_format": 3, "node_type": "group", "attributes": attributes})
     for level in range(1, levels + 1):
         shape = base.shape(level)
@@ -790,3 +784,116 @@ def _centres(values: npt.NDArray[Any], level: int) -> npt.NDArray[Any]:
     starts = np.arange(0, len(values), size)
     counts = np.minimum(size, len(values) - starts)
     return (np.add.reduceat(values.astype(np.float64), starts) / counts).astype(values.dtype) if len(values) else values
+
+
+def _pyramid_of_source(
+    repository: Repository, session: Session, request: PyramidRequest, source: OpenSource, message: str | None
+) -> PyramidResult:
+    """Build levels that are the overviews of a file."""
+    base = _read_base(session, request.array.strip("/"), "nearest", None)
+    variable, overviews = _find_image(source, base)
+    if not 1 <= request.levels <= len(overviews):
+        raise InvalidInputError(
+            f"{source.file.url} has {len(overviews)} overviews, and {request.levels} were asked for"
+        )
+    halved = [axis for axis, (n, m) in enumerate(zip(variable.shape, overviews[0].shape, strict=True)) if n != m]
+    if len(halved) != 2:
+        raise InvalidInputError(f"the first overview of {source.file.url} is not smaller along two dimensions")
+    base = replace(base, axes=(halved[0], halved[1]))
+    for level, overview in enumerate(overviews[: request.levels], 1):
+        if overview.shape != base.shape(level):
+            raise InvalidInputError(
+                f"overview {level} of {source.file.url} has the shape {overview.shape}, expected {base.shape(level)}: "
+                "every level has half as many cells as the one before it"
+            )
+    place = (request.target or f"{base.path}_levels").strip("/")
+    about = {
+        "array": f"/{base.path}",
+        "method": "source",
+        "levels": request.levels,
+        "axes": list(base.axes),
+        "source": [str(each) for each in version_of(source.file)],
+    }
+    changed = _find_changed(repository, session, base, place, about)
+    nothing = np.zeros((0, len(variable.shape)), dtype=np.int64)
+    plan = PyramidPlan(base, place, about, changed is None or bool(len(changed)), (nothing,) * request.levels)
+    if plan.is_empty:
+        return PyramidResult(None, plan.paths, 0, plan.kept)
+    is_virtual = _check_image(session, base, source, variable)
+    begin_pyramid(session, plan)
+    counts = [
+        _write_overview(session, base, path, source, overview, by_reference=is_virtual)
+        for path, overview in zip(plan.paths, overviews, strict=False)
+    ]
+    said = message or f"Overviews of /{base.path} from {source.file.name}: {request.levels} levels"
+    facts = {**about, "target": f"/{place}", "written": sum(counts)}
+    return PyramidResult(str(session.commit(said, {"icefloe.pyramid": facts})), plan.paths, sum(counts), 0)
+
+
+def _find_image(source: OpenSource, base: _Base) -> tuple[SourceVariable, Sequence[SourceVariable]]:
+    """The variable of a file that an array is equal to, and its overviews."""
+    found = source.schema().variables
+    images = [name for name in found if source.overviews(name)]
+    name = base.path.rpartition("/")[2]
+    chosen = name if name in images else images[0] if len(images) == 1 else None
+    if chosen is None:
+        raise InvalidInputError(f"{source.file.url} has overviews of {images or 'nothing'}, not of {name!r}")
+    own, theirs = base.variable, found[chosen]
+    if own.shape != theirs.shape or own.dtype.lstrip("<>|") != theirs.dtype.lstrip("<>|"):
+        raise InvalidInputError(
+            f"/{base.path} has the shape {own.shape} and the type {own.dtype}, but {chosen} of {source.file.url} has "
+            f"{theirs.shape} and {theirs.dtype}"
+        )
+    return theirs, source.overviews(chosen)
+
+
+def _check_image(session: Session, base: _Base, source: OpenSource, variable: SourceVariable) -> bool:
+    """Check that an array is equal to the image of a file. Return whether it consists of references to the file."""
+    node = session.state.tree.array(f"/{base.path}")
+    table = run_blocking(session.state.chunk_table(node))
+    if variable.not_virtual is None and variable.chunks == base.variable.chunks and len(table):
+        theirs = source.references(variable)
+        own = {session.state.context.containers.absolute(str(each)) for each in table.locations}
+        is_same = bool((table.kind == ChunkKind.VIRTUAL).all()) and not len(theirs.by_value)
+        is_same = is_same and own == {source.file.url} and len(table) == len(theirs.table)
+        columns = ("coords", "offset", "length")
+        if is_same and all(np.array_equal(getattr(table, c), getattr(theirs.table, c)) for c in columns):
+            return True
+    array = zarr.open_array(session.store, path=base.path, mode="r")
+    for coords in all_coords(grid_shape(base.variable.shape, base.variable.chunks)).tolist():
+        region = chunk_region(coords, base.variable.chunks, base.variable.shape)
+        ours, theirs_values = np.asarray(array[region]), source.values(variable, region)
+        if not np.array_equal(ours, theirs_values, equal_nan=ours.dtype.kind in "fc"):
+            raise InvalidInputError(
+                f"/{base.path} is not equal to {variable.path} of {source.file.url} in chunk {tuple(coords)}. Build "
+                "the levels without source, which computes them"
+            )
+    return bool((table.kind == ChunkKind.VIRTUAL).any())
+
+
+def _write_overview(
+    session: Session, base: _Base, path: str, source: OpenSource, overview: SourceVariable, *, by_reference: bool
+) -> int:
+    """Write a level, by reference if that is possible. Return the number of its chunks."""
+    sink, chunks = SessionSink(session), base.variable.chunks
+    coords = all_coords(grid_shape(overview.shape, chunks))
+    count = 0
+    if by_reference and overview.not_virtual is None:
+        chunks = overview.chunks
+        document = array_document(
+            shape=overview.shape,
+            dtype=overview.dtype,
+            chunks=chunks,
+            codecs=overview.codecs,
+            fill_value=overview.fill_value,
+            attributes=base.document.get("attributes") or {},
+            dims=base.document.get("dimension_names"),
+        )
+        sink.write_documents({path: document})
+        references = source.references(overview)
+        sink.write_table(path, references.table)
+        coords, count = references.by_value, len(references.table)
+    for each in coords.tolist():
+        region = chunk_region(each, chunks, overview.shape)
+        sink.write_block(path, region, source.values(overview, region))
+    return count + len(coords)

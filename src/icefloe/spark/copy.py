@@ -26,6 +26,7 @@ from icefloe.ingest.derived_arrays import (
     begin_pyramid,
     commit_pyramid,
     plan_pyramid,
+    pyramid_local,
     write_levels,
 )
 from icefloe.ingest.local_ingest import SessionSink
@@ -522,6 +523,8 @@ def pyramid(
     *,
     dims: Sequence[str] | None = None,
     target: str | None = None,
+    source: str | None = None,
+    source_options: Mapping[str, Any] | None = None,
     branch: str = "main",
     message: str | None = None,
     task_bytes: int = TASK_BYTES,
@@ -546,6 +549,11 @@ def pyramid(
         The two dimensions that are halved. None is the last two.
     target
         The group of the levels. None is the path of the array with `_levels`.
+    source
+        A cloud-optimised GeoTIFF that the array is equal to. The levels are its overviews, as in `pyramid_local`. The
+        driver writes them, without tasks.
+    source_options
+        Options of the storage of `source`, such as `endpoint_url` and `anonymous` of `s3_storage`.
     branch
         The branch.
     message
@@ -573,6 +581,17 @@ def pyramid(
     680
     """
     repository = existing_repository(repo)
+    if source is not None:
+        return pyramid_local(
+            repository,
+            array,
+            levels,
+            target=target,
+            source=source,
+            source_options=source_options,
+            branch=branch,
+            message=message,
+        )
     session = repository.writable_session(branch)
     plan = plan_pyramid(repository, session, PyramidRequest(array, levels, method, dims, target))
     if plan.is_empty:

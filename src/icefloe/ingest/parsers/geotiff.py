@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -88,7 +88,7 @@ class _Image:
 
 
 class GeoTiffSource(OpenSource):
-    """The full-resolution image of every series. Overviews are left out and reported.
+    """The full-resolution image of every series. Overviews are not part of the schema, which reports them.
 
     References: uncompressed, deflate, LZMA and zstd tiles or strips without predictor. By value: everything that
     tifffile decodes.
@@ -110,6 +110,11 @@ class GeoTiffSource(OpenSource):
         if not self._images:
             self.close()
             raise broken(file, "TIFF", "it contains no image (truncated?)")
+        self._overviews = {
+            f"{name}/{number}": replace(image, name=f"{name}/{number}", page=level.keyframe, stack=level)
+            for name, image in self._images.items()
+            for number, level in enumerate(image.stack.levels[1:], 1)
+        }
         self._positions = {
             name: (image, axis) for image in self._images.values() for name, axis in _position_names(image).items()
         }
@@ -134,12 +139,19 @@ class GeoTiffSource(OpenSource):
             )
         return self._schema
 
+    def overviews(self, path: str) -> Sequence[SourceVariable]:
+        prefix = f"{path}/"
+        return [_describe(image) for name, image in self._overviews.items() if name.startswith(prefix)]
+
+    def _find_image(self, path: str) -> _Image | None:
+        return self._images.get(path) or self._overviews.get(path)
+
     def references(self, variable: SourceVariable) -> References:
         ndim = len(variable.shape)
         grid = grid_shape(variable.shape, variable.chunks)
-        if variable.path not in self._images:
+        image = self._find_image(variable.path)
+        if image is None:
             return References(empty_table(ndim), all_coords(grid))
-        image = self._images[variable.path]
         pages = [p for p in image.stack.pages if p is not None]
         offsets = np.concatenate([np.asarray(p.dataoffsets, np.int64) for p in pages])
         lengths = np.concatenate([np.asarray(p.databytecounts, np.int64) for p in pages])
@@ -166,12 +178,13 @@ class GeoTiffSource(OpenSource):
         return References(table, coords[present & ~whole])
 
     def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
-        if variable.path not in self._images:
+        image = self._find_image(variable.path)
+        if image is None:
             image, axis = self._positions[variable.path]
             return _positions(image, axis)[region]
         if variable.path not in self._decoded:
             try:
-                decoded = self._images[variable.path].stack.asarray()
+                decoded = image.stack.asarray()
             except (ValueError, RuntimeError, OSError, tifffile.TiffFileError) as error:
                 raise broken(self.file, "TIFF", error) from error
             # The windows of a task read one image several times.

@@ -148,6 +148,10 @@ class OpenSource(ABC):
     ) -> None:
         self.close()
 
+    def overviews(self, path: str) -> Sequence[SourceVariable]:
+        """The overviews of a variable, from fine to coarse. `references` and `values` read them like variables."""
+        return ()
+
     def find_variable(self, path: str) -> SourceVariable:
         """A variable by its path in the file."""
         variables = self.schema().variables
