@@ -102,6 +102,47 @@ def test_a_forecast_grows_in_every_direction_and_equals_a_new_ingest(
     xr.testing.assert_identical(_open(fresh), _open(repository))
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(_stages(), st.sampled_from(["time", "step", "number"]))
+def test_an_append_of_a_forecast_is_right_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, stages: list[list[tuple[int, int, int, int]]], dim: str
+) -> None:
+    """An ingest extends arrays along one dimension. What it cannot place, it refuses, and nothing changes."""
+    folder = tmp_path_factory.mktemp("runs")
+    repository = Repository.create(in_memory_storage())
+    there: list[tuple[int, int, int, int]] = []
+    for stage in stages:
+        files = [_write(folder, *each) for each in stage]
+        before = repository.lookup_branch("main")
+        try:
+            if files:
+                ingest_local(files, repository, replace(_OPTIONS, append_dim=dim))
+        except InvalidInputError:
+            assert repository.lookup_branch("main") == before
+            return
+        there += stage
+        _check(_open(repository), there)
+
+
+def test_steps_of_another_run_do_not_replace_those_of_the_repository(tmp_path: Path) -> None:
+    repository = Repository.create(in_memory_storage())
+    options = replace(_OPTIONS, append_dim="time")
+    ingest_local([_write(tmp_path, 0, 0, 0, 6), _write(tmp_path, 0, 0, 6, 12)], repository, options)
+    ingest_local([_write(tmp_path, 1, 0, 0, 6), _write(tmp_path, 1, 0, 6, 12)], repository, options)
+    there = [(run, 0, 0, 12) for run in (0, 1)]
+    _check(_open(repository), there)
+    for bounds in ((3, 9, 15), (3, 6, 9), (0, 6, 15)):
+        files = [_write(tmp_path, 2, 0, bounds[0], bounds[1]), _write(tmp_path, 2, 0, bounds[1], bounds[2])]
+        with pytest.raises(InvalidInputError, match="use sync"):
+            ingest_local(files, repository, options)
+        _check(_open(repository), there)
+
+
+def test_several_dimensions_to_append_along_name_sync() -> None:
+    with pytest.raises(InvalidInputError, match="Use sync"):
+        IngestOptions(append_dim=("time", "step"))  # type: ignore[arg-type]
+
+
 def test_two_files_with_the_same_run_and_step_are_refused(tmp_path: Path) -> None:
     for part in ((0, 0, 0, 12), (0, 0, 6, 18), (1, 0, 0, 12)):
         _write(tmp_path, *part)

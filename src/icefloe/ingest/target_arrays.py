@@ -625,13 +625,17 @@ def _plan_existing(
     if options.region is not None and variable.dims == (name,):
         # The coordinates of a region are those of the repository. They are compared, never written.
         return None, _same_region(stored, dims, members[0], name)
+    if options.append_dim not in (None, name) and variable.dims == (name,):
+        return None, _same_joined(stored, dims, members[0], name)
     shape = tuple(max(n, dims.length(d)) if d in joined else n for d, n in zip(own.dims, own.shape, strict=True))
     issues: list[SchemaIssue] = []
     for dim, have, given, length in zip(own.dims, own.shape, variable.shape, shape, strict=True):
         if dim not in joined and have != given:
             issues.append(_issue(members[0], name, f"length of {dim}", str(have), str(given), "the grids differ"))
-        if dim in joined and dim != options.append_dim and length > have:
-            found = f"cells up to {length}"
+        if dim not in joined or dim == options.append_dim:
+            continue
+        if length > have or (options.append_dim is not None and dims.length(dim) < have):
+            found = f"cells up to {dims.length(dim)}"
             advice = "use append_dim to extend it" if options.append_dim is None else SEVERAL_DIMENSIONS
             issues.append(_issue(members[0], name, f"length of {dim}", str(have), found, advice))
     is_virtual, template, found_issues, fitted = _existing_kind(
@@ -853,6 +857,24 @@ def _same_region(stored: ExistingArray, dims: TargetDimensions, member: Member, 
     found = format_range(theirs[0].item(), theirs[-1].item(), attributes)
     advice = f"the files belong elsewhere: region='auto' finds where, {shown} hold other values"
     return [_issue(member, name, "values", expected, found, advice)]
+
+
+def _same_joined(stored: ExistingArray, dims: TargetDimensions, member: Member, name: str) -> list[SchemaIssue]:
+    """Check that files are joined along the same coordinate as those of the repository, if they append along another.
+
+    Its values say what the cells of the repository mean, so they are compared, never written.
+    """
+    theirs, ours = dims.joined[name].values(), stored.values
+    if ours is not None and theirs is not None and len(ours) == len(theirs) and same_coordinates(ours, theirs).all():
+        return []
+    expected, found = "the same values as in the repository", f"{dims.joined[name].size} values that are not known"
+    if ours is not None and theirs is not None and len(ours) and len(theirs):
+        shown = [
+            f"{len(each)} values, {format_range(each[0].item(), each[-1].item(), stored.variable().attributes)}"
+            for each in (ours, theirs)
+        ]
+        expected, found = shown[0], shown[1]
+    return [_issue(member, name, "values", expected, found, SEVERAL_DIMENSIONS)]
 
 
 def _as_stored(
