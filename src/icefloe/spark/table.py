@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ from icefloe.tables.aggregates import (
 from icefloe.tables.grids import Variable, session_zone
 from icefloe.tables.metadata_tables import SCHEMAS, MetadataPart, metadata_batches, plan_parts
 from icefloe.tables.predicates import has_literals, parse_predicate, sql_lookup, sql_name
-from icefloe.tables.queries import EngineTraits, PreparedQuery, PreparedRelation, groups_table, prepare
+from icefloe.tables.queries import EngineTraits, PreparedQuery, PreparedRelation, few_rows, groups_table, prepare
 from icefloe.tables.reading import (
     LENGTH,
     PICKED,
@@ -75,8 +74,12 @@ else:
     sql_plan = lazy_module("icefloe.tables.sql_plan")
 
 MOST_METADATA_TASKS = 64
-_SMALL_BYTES = 16 << 20
-"""Less than this is aggregated faster by the driver than by tasks."""
+_SMALL_BYTES = 32 << 20
+"""Chunks of less than this are read faster by the driver than by tasks."""
+_FEW_BYTES = 1 << 20
+"""The driver sends rows of at most this size to Spark."""
+_LONG_BYTES = 1 << 30
+"""More than this for each core is a long query."""
 _POSITION = "__position"
 _FIRST_VALUE = "__value"
 
@@ -512,12 +515,18 @@ def _relation_frame(spark: SparkSession, catalog: Catalog, prepared: PreparedRel
     if prepared.scan is None:
         return metadata_frame(spark, catalog.options(relation.table))
     if prepared.work is None:
+        rows = few_rows(prepared, _SMALL_BYTES, _FEW_BYTES)
+        if rows is not None:
+            return arrow_frame(spark, rows)
         frame = scan_frame(spark, prepared.scan)
         return frame.select(*map(sql_name, relation.columns or frame.columns[:1]))
     assert prepared.rest is not None
-    shares = share_blocks(prepared.rest, parallelism(spark) * TASKS_PER_CORE)
     grid = prepared.scan.scan.grid
-    read_bytes = len(prepared.rest) * math.prod(grid.block) * grid.cell_bytes
+    read_bytes = len(prepared.rest) * grid.block_bytes
+    # One task per core needs no shuffle. A longer query has more, so that no core is idle for long at its end.
+    cores = parallelism(spark)
+    is_long = read_bytes > cores * _LONG_BYTES
+    shares = share_blocks(prepared.rest, cores * (TASKS_PER_CORE if is_long else 1))
     if read_bytes < _SMALL_BYTES or not grid.variables:
         partials = aggregate_blocks(prepared.work, shares)
     else:

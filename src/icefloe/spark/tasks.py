@@ -58,6 +58,8 @@ WAVE_BYTES = 32 << 20
 
 A task receives its own row. The function, which every task receives, is sent without payloads.
 """
+_LOCAL_BYTES = 1 << 20
+"""Spark keeps a smaller table in the query plan, whatever its settings, and divides it by rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +222,18 @@ def _unpack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 def one_row_per_task(spark: SparkSession, packed: list[bytes]) -> DataFrame:
     """A table with a row for each payload, every row in a partition of its own.
 
-    Spark looks at all rows to find the ranges, because it samples a hundred for each partition. Numbers that differ are
-    in different ranges then. The shuffle moves every payload once, to the task that works on it. The optimizer would
-    remove a `coalesce(1)` in front of a plain `repartition`, which would then put two rows into some partitions.
+    Spark divides a local table into as many partitions as there are cores, so a table with fewer rows needs no shuffle.
+
+    Otherwise, Spark looks at all rows to find the ranges, because it samples a hundred for each partition. Numbers that
+    differ are in different ranges then. The shuffle moves every payload once, to the task that works on it. The
+    optimizer would remove a `coalesce(1)` in front of a plain `repartition`, which would then put two rows into some
+    partitions.
     """
     rows = pa.table({"task": pa.array(range(len(packed)), pa.int64()), "payload": pa.array(packed, pa.binary())})
-    return arrow_frame(spark, rows).repartitionByRange(len(packed), "task")
+    frame = arrow_frame(spark, rows)
+    if spark_version() >= (4, 0) and len(packed) <= parallelism(spark) and rows.nbytes < _LOCAL_BYTES:
+        return frame
+    return frame.repartitionByRange(len(packed), "task")
 
 
 def collect(frame: DataFrame, description: str) -> pa.Table:

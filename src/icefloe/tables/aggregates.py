@@ -33,6 +33,8 @@ MOST_GROUPS = 1 << 22
 """More groups than this become rows in the engine."""
 _EXACT = 2.0**53
 _PARTS_PER_CORE = 4
+_BLOCKS_PER_PART = 16
+"""A share with fewer blocks takes less time than starting to read it."""
 _Numbers: TypeAlias = npt.NDArray[Any]
 Box: TypeAlias = tuple[tuple[int, int], ...]
 Partial: TypeAlias = dict[tuple[str, str], _Numbers]
@@ -130,7 +132,8 @@ def merge_partials(work: ChunkAggregation, partials: Iterable[PartialGroups]) ->
 def share_blocks(blocks: BlockList, parts: int | None = None) -> list[BlockPart]:
     """Divide blocks into shares for threads."""
     count = len(blocks)
-    wanted = min(count, parts or _PARTS_PER_CORE * (os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    wanted = min(count, parts or cores * min(_PARTS_PER_CORE, max(1, count // (_BLOCKS_PER_PART * cores))))
     edges = [count * number // wanted for number in range(wanted + 1)] if wanted else [0]
     return [blocks.part(a, b) for a, b in pairwise(edges) if b > a]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,11 @@ class Grid:
     def cell_bytes(self) -> int:
         """The decoded size of one cell of every variable, for estimates."""
         return sum(_width(variable.coding.type) for variable in self.variables) or 8
+
+    @property
+    def block_bytes(self) -> int:
+        """The approximate decoded size of a block."""
+        return math.prod(self.block) * self.cell_bytes
 
     def schema(self) -> pa.Schema:
         """Return the columns of the table of cells: dimensions, then variables."""

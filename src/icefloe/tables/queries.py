@@ -382,6 +382,27 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
     return _Stream(pa.schema([scan.grid.schema().field(name) for name in columns]), cells)
 
 
+def few_rows(prepared: PreparedRelation, most_read: int, most_returned: int) -> pa.Table | None:
+    """Return the rows of a relation if few bytes are read for them and they are small, otherwise None."""
+    relation, plan = prepared.relation, prepared.scan
+    if plan is None or plan.chunks * plan.scan.grid.block_bytes >= most_read:
+        return None
+    columns = relation.columns or relation.table.dimensions[:1] or tuple(relation.table.names[:1])
+    if plan.scan.test is None and plan.cells * len(columns) > most_returned:
+        return None
+    plan = plan.in_one_stream()
+    schema = plan.scan.grid.schema()
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for part in plan.parts:
+        for batch in read_columns(plan.scan, part, columns):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > most_returned:
+                return None
+    return pa.Table.from_batches(batches, schema=pa.schema([schema.field(name) for name in columns]))
+
+
 _SAME_TYPES = frozenset(("int8", "int16", "int32", "int64", "float", "double", "bool", "string"))
 """Types that DuckDB returns as it gets them."""
 

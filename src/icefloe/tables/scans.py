@@ -31,7 +31,7 @@ from icefloe.tables.statistics import load_ranges
 from icefloe.tables.table_options import RepositoryAddress, TableOptions, session_at
 
 log = logging.getLogger("icefloe.tables")
-_SMALLEST_PART_BYTES = 16 << 20
+_SMALLEST_PART_BYTES = 4 << 20
 """The amount of data that is read and converted in about the time that starting a task takes."""
 _READ_TO_ROWS = 4
 """The number of bytes of chunks that are read in the time of converting one byte of cells to rows."""
@@ -86,6 +86,8 @@ class ScanPlan:
     total_chunks: int
     decided: bool = False
     """Whether the cells that are read are exactly those that match."""
+    cells: int = 0
+    """The approximate number of cells within the masks."""
 
     def in_one_stream(self) -> ScanPlan:
         """Return the plan for a reader that reads one share after the other. Idle cores decode the next chunks."""
@@ -223,15 +225,15 @@ def _ranges(
 def share_out(scan: Scan, selection: Selection, partition_bytes: int, tasks: int = 1) -> ScanPlan:
     """Divide the blocks into shares of about the wanted size, at least one per task unless they would be very small."""
     count = len(selection.blocks)
-    cell_bytes = scan.grid.cell_bytes
-    selected = _selected_cells(scan.grid, selection) * cell_bytes
-    read = count * int(np.prod(scan.grid.block, dtype=np.int64)) * cell_bytes
+    cells = _selected_cells(scan.grid, selection)
+    selected = cells * scan.grid.cell_bytes
+    read = count * scan.grid.block_bytes
     worthwhile = min(tasks, (selected + read // _READ_TO_ROWS) // _SMALLEST_PART_BYTES)
     parts = min(count, max(1, -(-selected // partition_bytes), worthwhile))
     bounds = np.linspace(0, count, parts + 1).astype(np.int64).tolist() if parts else [0]
     made = tuple(selection.blocks.part(a, b) for a, b in pairwise(bounds) if b > a)
     idle = count > 1 and len(made) < tasks
-    return ScanPlan(replace(scan, decode_ahead=idle), made, count, selection.total_blocks, selection.decided)
+    return ScanPlan(replace(scan, decode_ahead=idle), made, count, selection.total_blocks, selection.decided, cells)
 
 
 def _selected_cells(grid: Grid, selection: Selection) -> int:
