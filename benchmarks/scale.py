@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from benchmarks.harness import Meter, Workload, create_repository, open_repository
+from benchmarks.harness import Meter, Step, Workload, create_repository, open_repository
 
 PREFIX = "s3://bucket/"
 
@@ -38,6 +38,23 @@ def commit_million(library: Any, folder: Path, meter: Meter, scale: float) -> No
         session.commit("a million")
 
 
+def commit_specs(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+    """The same references as objects, as scripts and older versions of VirtualiZarr give them."""
+    side = _side(scale)
+    repo = create_repository(library, folder, config=_config(library))
+    specs = [
+        library.VirtualChunkSpec(
+            [index // side, index % side], f"{PREFIX}file-{index // 1000:05d}.nc", index * 100, 100
+        )
+        for index in range(side * side)
+    ]
+    session = repo.writable_session("main")
+    zarr.group(session.store).create_array("v", shape=(side, side), chunks=(1, 1), dtype="i1")
+    with meter.timed():
+        session.store.set_virtual_refs("v", specs)
+        session.commit("a million")
+
+
 def read_coordinate(library: Any, folder: Path, meter: Meter, scale: float) -> None:
     with meter.timed():
         session = open_repository(library, folder).readonly_session("main")
@@ -58,8 +75,8 @@ def change_one(library: Any, folder: Path, meter: Meter, scale: float) -> None:
         session.commit("one")
 
 
-def commit_arrays(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    repo = create_repository(library, folder)
+def commit_arrays(library: Any, folder: Path, meter: Meter, scale: float, **options: Any) -> None:
+    repo = create_repository(library, folder, **options)
     session = repo.writable_session("main")
     root = zarr.group(session.store)
     values = np.arange(300, dtype="f8")
@@ -67,7 +84,18 @@ def commit_arrays(library: Any, folder: Path, meter: Meter, scale: float) -> Non
         root.create_array(f"array-{index}", shape=(300,), chunks=(100,), dtype="f8", compressors=None)[:] = values
     with meter.timed():
         snapshot_id = session.commit("arrays")
-    meter.count("manifests", len(repo.list_manifest_files(snapshot_id)))
+    if not options:
+        meter.count("manifests", len(repo.list_manifest_files(snapshot_id)))
+
+
+def in_generation(name: str) -> Step:
+    """Return a step that commits the arrays in one of our generations. The official package uses its newest."""
+
+    def step(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+        options = {"spec_version": library.SpecVersion(name)} if library.__name__ == "icefloe" else {}
+        commit_arrays(library, folder, meter, scale, **options)
+
+    return step
 
 
 def read_one_array(library: Any, folder: Path, meter: Meter, scale: float) -> None:
@@ -124,6 +152,13 @@ WORKLOADS = [
             "change one + commit": change_one,
         },
     ),
+    Workload(
+        "1,000,000 references as objects",
+        "What does a list of `VirtualChunkSpec` cost?",
+        {"set + commit": commit_specs},
+    ),
+    Workload("5,760 arrays in `dataset`", "And in our other generations?", {"commit": in_generation("dataset")}),
+    Workload("5,760 arrays in `store`", "And in our other generations?", {"commit": in_generation("store")}),
     Workload("5,760 arrays", "What do many arrays cost?", {"commit": commit_arrays, "open + read one": read_one_array}),
     Workload(
         "10,000,000 references",
