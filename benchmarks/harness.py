@@ -92,9 +92,10 @@ def run_workload(module: str, workload: Workload, scale: float, rounds: int = 1)
 def _run_step(module: str, workload: str, step: str, library: str, folder: Path, scale: float) -> Measured | None:
     before = _usage(folder)
     command = [sys.executable, "-m", "benchmarks.harness", module, workload, step, library, str(folder), str(scale)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "ICECHUNK_LOG": "error"}
-    )
+    # Installed packages have their bytecode. Without it, the first use of a module would compile it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["ICECHUNK_LOG"] = "error"
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         if library == OFFICIAL:
             print(f"  {workload}/{step}: the official package failed: {done.stderr.strip().splitlines()[-1:]}")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.session.journal import Journal, JournalStorage
 
 import icefloe
@@ -167,3 +169,12 @@ def test_a_manifest_of_several_arrays_is_wanted_once() -> None:
     assert len(snapshot.manifests) == 1
     wanted = manifests_to_preload(snapshot, ManifestConfig(preload_rules=PreloadRules(None, None)))
     assert wanted == list(snapshot.manifests)
+
+
+@given(
+    st.lists(st.from_regex(r"\A[ab/\n]{1,4}\Z"), max_size=20),
+    st.lists(st.sampled_from([".*/a", ".*b", "/a", "a/b", ".*", "", "/[ab]", ".*/a+"]), max_size=4),
+)
+def test_paths_of_rules_are_found_together_as_they_are_singly(paths: list[str], patterns: list[str]) -> None:
+    rules = PreloadRules(paths=tuple(patterns))
+    assert list(rules.fitting(paths)) == [path for path in paths if rules.matches(path)]

@@ -220,9 +220,12 @@ class PreloadRules:
         >>> list(PreloadRules().fitting(["/model/time", "/model/temperature"]))
         ['/model/time']
         """
-        if _are_plain(self.paths):
-            return (path for path in paths if self.matches(path))
-        return paths_fitting(self.paths, list(paths))
+        if not _are_plain(self.paths):
+            return paths_fitting(self.paths, list(paths))
+        # A repository can have many thousands of arrays, so each is compared once.
+        whole = frozenset(pattern for pattern in self.paths if not pattern.startswith(".*"))
+        endings = tuple(pattern[2:] for pattern in self.paths if pattern.startswith(".*"))
+        return (path for path in paths if path in whole or (path.endswith(endings) and self.matches(path)))
 
 
 @functools.lru_cache(1 << 10)
