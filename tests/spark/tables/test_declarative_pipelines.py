@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import xarray as xr
 import icefloe
 from icefloe.xarray import to_icechunk
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark(4, 1), pytest.mark.slow]
 
 _SPECIFICATION = """
 name: doubled
@@ -41,6 +42,11 @@ def new_cells():
 """
 
 
+@pytest.fixture(autouse=True)
+def shared_spark() -> None:
+    """The pipeline has a session of its own. No other one has to be started."""
+
+
 def grow(source: str, first: int, end: int) -> None:
     repo = icefloe.Repository.open_or_create(source)
     session = repo.writable_session("main")
@@ -53,30 +59,53 @@ def grow(source: str, first: int, end: int) -> None:
     session.commit(f"rows {first} to {end}")
 
 
-@pytest.mark.timeout(900)
+def run_pipeline(home: Path, folder: Path, source: Path) -> None:
+    """Run `spark-pipelines run` in a folder. It starts two JVMs, which end with it."""
+    from icefloe.spark.connect import ensure_java
+
+    ensure_java()
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(source),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_HOME": str(home),
+        # The Connect server of the run listens on a free port. Otherwise two runs on one machine disturb each other.
+        "SPARK_TESTING": "1",
+        # Half of the time of a short run is the compiler of the JVM.
+        "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    }
+    settings = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false")
+    command = ["bash", str(home / "bin" / "spark-pipelines"), *(word for each in settings for word in ("--conf", each))]
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "run", "--spec", "spark-pipeline.yml"],
+            cwd=folder,
+            env=variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(300)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    assert code == 0, (folder / "log.txt").read_text()[-5000:]
+
+
+@pytest.mark.timeout(700)
 def test_a_pipeline_follows_changes_into_a_sink(repository_root: Path, tmp_path: Path) -> None:
-    pyspark = pytest.importorskip("pyspark.pipelines", reason="declarative pipelines need Spark 4.1")
+    pipelines = pytest.importorskip("pyspark.pipelines", reason="declarative pipelines need Spark 4.1")
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "doubled.py").write_text(_FLOW.format(source=source, target=target))
     (tmp_path / "spark-pipeline.yml").write_text(_SPECIFICATION.format(storage=(tmp_path / "storage").as_uri()))
-    home = Path(pyspark.__file__).parents[1]
-    variables = {
-        **os.environ,
-        "PYTHONPATH": str(repository_root / "src"),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_HOME": str(home),
-    }
-
-    def run() -> None:
-        program = str(home / "bin" / "spark-pipelines")
-        command = ["bash", program, "--conf", "spark.ui.enabled=false", "run", "--spec", "spark-pipeline.yml"]
-        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=400)
-        assert done.returncode == 0, done.stderr[-3000:]
-
-    for first, end in ((0, 4), (4, 6)):
+    home = Path(pipelines.__file__).parents[1]
+    for run, (first, end) in enumerate(((0, 4), (4, 6)), 1):
         grow(source, first, end)
-        run()
-        store = icefloe.Repository.open(target).readonly_session("main").store
-        found = xr.open_zarr(store, consolidated=False).sortby("t")
+        run_pipeline(home, tmp_path, repository_root / "src")
+        repo = icefloe.Repository.open(target)
+        found = xr.open_zarr(repo.readonly_session("main").store, consolidated=False).sortby("t")
         np.testing.assert_array_equal(found.v, 2 * np.arange(end * 3.0).reshape(-1, 3))
+        batches = [info.metadata.get("icefloe.stream.query") for info in repo.ancestry(branch="main")]
+        assert batches.count("doubled") == run, "a run commits what is new, once"
