@@ -148,10 +148,11 @@ def set_specs(
     wrong = np.flatnonzero((offsets < 0) | (lengths <= 0))
     if len(wrong):
         _check_range(int(offsets[wrong[0]]), int(lengths[wrong[0]]))
-    texts = [spec.location for spec in specs]
-    for text in {type(text): text for text in texts}.values():
-        if not isinstance(text, str):
-            raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
+    texts = _spec_values(specs, "location")
+    if set(map(type, texts)) != {str}:
+        for text in texts:
+            if not isinstance(text, str):
+                raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
     codes, locations = _coded(texts, len(specs), "a location")
     refused = np.empty(0, dtype=np.int64)
     if validate_containers:
@@ -177,25 +178,28 @@ def set_specs(
 
 def _spec_coords(state: SessionState, node: ArrayNode, specs: list[VirtualChunkSpec]) -> npt.NDArray[np.uint32]:
     """The coordinates of specifications as a matrix. Every one must be in the grid of the array."""
-    indices = [spec.index for spec in specs]
+    indices = _spec_values(specs, "index")
     ndim = len(node.shape)
-    for index in {len(index): index for index in indices}.values():
-        if len(index) != ndim:
-            state.check_coords(node, tuple(index))
+    if set(map(len, indices)) != {ndim}:
+        state.check_coords(node, tuple(next(index for index in indices if len(index) != ndim)))
     flat = chain.from_iterable(indices)
     try:
-        matrix = np.fromiter(map(operator.index, flat), dtype=np.int64, count=len(specs) * ndim)
+        numbers = np.fromiter(map(operator.index, flat), dtype=np.int64, count=len(specs) * ndim)
     except (TypeError, OverflowError) as error:
         raise InvalidInputError(
             f"a chunk of {node.path} has coordinates that are not whole numbers: {error}"
         ) from error
-    matrix = matrix.reshape(len(specs), ndim)
+    matrix = numbers.reshape(len(specs), ndim)
     if ndim:
         for extreme in (matrix.min(axis=0), matrix.max(axis=0)):
             if not in_grid(node, tuple(extreme.tolist())):
                 outside = ((matrix < 0) | (matrix >= np.array(node.grid)) | (matrix > MAX_COORD)).any(axis=1)
                 state.check_coords(node, tuple(matrix[int(outside.argmax())].tolist()))
     return matrix.astype(np.uint32)
+
+
+def _spec_values(specs: list[VirtualChunkSpec], name: str) -> list[Any]:
+    return list(map(operator.attrgetter(name), specs))
 
 
 def _spec_numbers(specs: list[VirtualChunkSpec], name: str) -> npt.NDArray[np.int64]:
@@ -209,12 +213,12 @@ def _spec_checksums(
     state: SessionState, specs: list[VirtualChunkSpec]
 ) -> tuple[npt.NDArray[np.int32] | None, Sequence[str], npt.NDArray[np.uint32] | None]:
     """The columns `etag`, `etags` and `last_modified` of specifications. An ETag comes before a time."""
-    tags = [spec.etag_checksum or None for spec in specs]
-    times = [spec.last_updated_at_checksum for spec in specs]
+    tags, times = _spec_values(specs, "etag_checksum"), _spec_values(specs, "last_updated_at_checksum")
     etag: npt.NDArray[np.int32] | None = None
     etags: Sequence[str] = ()
     modified: npt.NDArray[np.uint32] | None = None
     if any(tags):
+        tags = [tag or None for tag in tags]
         _split_checksum(state, next(filter(None, tags)))
         etag, etags = _coded(tags, len(specs), "a checksum")
         times = [None if tag else time for tag, time in zip(tags, times, strict=True)]

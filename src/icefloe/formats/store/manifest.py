@@ -189,7 +189,7 @@ class _Texts:
 
 class _EscapedTexts:
     def __init__(self, texts: Any) -> None:
-        escaped = escape_json(string_column(texts).arrow) if len(texts) else pa.array([], pa.large_string())
+        escaped = escape_json(string_column(texts).arrow) if len(texts) else pa.nulls(0, pa.large_string())
         _, offsets, data = escaped.buffers()
         self.data = np.frombuffer(data, dtype=np.uint8) if data is not None else np.empty(0, dtype=np.uint8)
         bounds = np.frombuffer(offsets, dtype=np.int64) if offsets is not None else np.zeros(1, dtype=np.int64)
