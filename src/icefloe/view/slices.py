@@ -32,8 +32,14 @@ from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinat
 from icefloe.ingest.derived_arrays import PYRAMID_KEY
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.session.session import Session
-from icefloe.view.revisions import Cache, ViewedRepository, plain
-from icefloe.view.tree import coordinate_paths, fetch_document, find_array
+from icefloe.view.revisions import (
+    Cache,
+    ViewedRepository,
+    coordinate_paths,
+    fetch_document,
+    find_array,
+    plain,
+)
 
 BUDGET_BYTES = 128 << 20
 """Decoded bytes of all chunks that one answer reads."""

@@ -23,8 +23,17 @@ from icefloe.session.ancestry import fetch_log
 from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WrappedStorage
-from icefloe.view.revisions import ViewedRepository, commit_json, plain
-from icefloe.view.tree import MOST_REFERENCES, absolute, array_sizes, fetch_document, find_array, node_json
+from icefloe.view.revisions import (
+    MOST_REFERENCES,
+    ViewedRepository,
+    absolute,
+    array_sizes,
+    commit_json,
+    fetch_document,
+    find_array,
+    node_json,
+    plain,
+)
 
 _MOST_HISTORY_REFERENCES = 5_000_000
 _MOST_SIZES = 2000

@@ -2,6 +2,11 @@
 
 Every endpoint is an entry of `ENDPOINTS`. The routes and the OpenAPI document are both made of this table. Endpoints
 are blocking functions, which run in the worker threads of the server.
+
+Over HTTP, a revision is a plain read-only Zarr v3 store with ranges, ETags and cache headers.
+Groups have consolidated metadata in their zarr.json, because HTTP cannot list a folder. The ETag of a chunk is made
+of its reference, so that a chunk that later commits did not change keeps its ETag, and a conditional request reads no
+chunk.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 from icefloe import __version__
+from icefloe.blocking import run_blocking
 from icefloe.errors import (
     ContainerError,
     FormatError,
@@ -36,11 +42,14 @@ from icefloe.errors import (
     StorageError,
     VirtualChunkError,
 )
+from icefloe.model.chunk_table import ChunkRef
+from icefloe.model.snapshot import ArrayNode, GroupNode
+from icefloe.model.zarr_document import DocumentKey, parse_key
 from icefloe.repository import Repository
-from icefloe.view import revisions, storage_use, tree
+from icefloe.session.session import Session
+from icefloe.view import revisions, storage_use
 from icefloe.view.revisions import Revision, ViewedRepository
 from icefloe.view.slices import MOST_PIXELS, SliceReader, SliceRequest
-from icefloe.view.zarr_http import read_key
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,6 +62,10 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SLICE_TYPE = "application/octet-stream"
 _REMEMBERED = "private, max-age=86400"
 """Answers about a snapshot id do not change. The data of a snapshot is immutable."""
+MOST_BYTES = 1 << 30
+"""The largest answer. Clients ask for larger chunks in ranges."""
+_MOST_CONSOLIDATED = 20_000
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 # -- requests -----------------------------------------------------------------------------------------------------
@@ -151,7 +164,7 @@ class View:
 
     def request(self, arguments: Arguments, snapshot_id: str, *, table: bool = False) -> SliceRequest:
         """The slice that a request asks for."""
-        node = tree.find_array(self.repository.session(snapshot_id), arguments.text("path"))
+        node = revisions.find_array(self.repository.session(snapshot_id), arguments.text("path"))
         axes = arguments.axes(len(node.shape))
         pixels = [MOST_PIXELS] * 2
         if not table:
@@ -165,7 +178,7 @@ class View:
 
     def plane(self, arguments: Arguments, snapshot_id: str) -> storage_use.Plane:
         """The plane of the chunk grid that a request asks for."""
-        node = tree.find_array(self.repository.session(snapshot_id), arguments.text("path"))
+        node = revisions.find_array(self.repository.session(snapshot_id), arguments.text("path"))
         return storage_use.Plane(arguments.axes(len(node.grid)), arguments.index(node.grid))
 
 
@@ -210,11 +223,13 @@ def _history(view: View, given: Arguments) -> Any:
 
 def _tree(view: View, given: Arguments) -> Any:
     offset, limit = given.integer("offset", 0, 0, 10**9), given.integer("limit", 500, 1, 5000)
-    return tree.children(view.repository, given.snapshot(), given.text("path", "/"), offset, limit)
+    return revisions.children(view.repository, given.snapshot(), given.text("path", "/"), offset, limit)
 
 
 def _search(view: View, given: Arguments) -> Any:
-    return tree.search_nodes(view.repository, given.snapshot(), given.text("text"), given.integer("limit", 50, 1, 500))
+    return revisions.search_nodes(
+        view.repository, given.snapshot(), given.text("text"), given.integer("limit", 50, 1, 500)
+    )
 
 
 def _revision(view: View, given: Arguments) -> Any:
@@ -300,7 +315,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "/api/node",
         "Metadata, attributes and sizes of a group or an array.",
-        lambda view, given: tree.node_facts(view.repository, given.snapshot(), given.text("path")),
+        lambda view, given: revisions.node_facts(view.repository, given.snapshot(), given.text("path")),
         (_REF, _PATH),
     ),
     Endpoint(
@@ -487,6 +502,126 @@ def _is_snapshot_id(text: str, view: View) -> bool:
     # Branches win over snapshot ids of the same text. Their names would have to look like an id.
     width = view.repository.context.capabilities.object_id_bytes
     return len(text) == -(-width * 8 // 5) and text.isalnum() and text.isupper()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, headers and body of a response. A body of None is sent as an empty one."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes = b""
+
+
+def read_key(
+    viewed: ViewedRepository, revision: Revision, key: str, headers: dict[str, str], *, head: bool = False
+) -> Answer:
+    """Answer a GET or HEAD request for a key."""
+    session = viewed.session(revision.snapshot_id)
+    caching = "no-cache" if revision.moves else "private, max-age=31536000, immutable"
+    found = _find(viewed, session, key)
+    if found is None:
+        # A chunk that was never written may be written in the next commit.
+        return Answer(404, {"cache-control": caching, "content-type": "text/plain; charset=utf-8"}, b"no such key\n")
+    content_type = "application/json" if key.rpartition("/")[2] == "zarr.json" else "application/octet-stream"
+    common = {
+        "etag": found.etag,
+        "cache-control": caching,
+        "accept-ranges": "bytes",
+        "content-type": content_type,
+        "icefloe-snapshot": session.snapshot_id,
+    }
+    if found.etag in _etags(headers.get("if-none-match", "")) or headers.get("if-none-match", "").strip() == "*":
+        return Answer(304, common)
+    wanted = headers.get("range")
+    if wanted is not None and headers.get("if-range", found.etag) != found.etag:
+        wanted = None
+    bounds = None if wanted is None else _parse_range(wanted, found.length)
+    if bounds is not None and bounds[0] >= bounds[1]:
+        return Answer(416, {**common, "content-range": f"bytes */{found.length}"})
+    first, end = bounds or (0, found.length)
+    if end - first > MOST_BYTES:
+        raise InvalidInputError(f"{key!r} has {end - first:,} bytes. Ask for ranges of at most {MOST_BYTES:,} bytes")
+    common["content-length"] = str(end - first)
+    if bounds is not None:
+        common["content-range"] = f"bytes {first}-{end - 1}/{found.length}"
+    body = b"" if head else found.read(session, key, None if bounds is None else bounds)
+    return Answer(200 if bounds is None else 206, common, body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a key names: a document, or the reference of a chunk."""
+
+    etag: str
+    length: int
+    document: bytes | None = None
+
+    def read(self, session: Session, key: str, bounds: tuple[int, int] | None) -> bytes:
+        if self.document is not None:
+            return self.document if bounds is None else self.document[bounds[0] : bounds[1]]
+        data = run_blocking(session.keyspace.fetch(key, *(bounds or ())))
+        return b"" if data is None else bytes(data)
+
+
+def _find(viewed: ViewedRepository, session: Session, key: str) -> _Found | None:
+    chunk = session.keyspace.find_chunk(key)
+    if chunk is not None:
+        ref = run_blocking(session.state.find_chunk(*chunk))
+        return _Found(_etag(repr(_identity(ref)).encode()), ref.length) if isinstance(ref, ChunkRef) else None
+    parsed = parse_key(key)
+    if not isinstance(parsed, DocumentKey):
+        return None
+    document = viewed.facts.get(("document", session.snapshot_id, parsed.path), lambda: _document(session, parsed.path))
+    return None if document is None else _Found(_etag(document), len(document), document)
+
+
+def _identity(ref: ChunkRef) -> tuple[Any, ...]:
+    return ref.kind, ref.object_id, ref.location, ref.etag, ref.last_modified, ref.offset, ref.length, ref.data
+
+
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.blake2b(data, digest_size=16).hexdigest()}"'
+
+
+def _etags(header: str) -> set[str]:
+    return {each.strip().removeprefix("W/") for each in header.split(",")}
+
+
+def _parse_range(text: str, length: int) -> tuple[int, int] | None:
+    """[first, end) of a range. None for what is not a single range, which is answered as a whole."""
+    found = _RANGE.fullmatch(text.strip())
+    if found is None or found[0] == "bytes=-":
+        return None
+    if not found[1]:
+        return max(0, length - int(found[2])) if int(found[2]) else length, length
+    return int(found[1]), min(length, int(found[2]) + 1) if found[2] else length
+
+
+def _document(session: Session, path: str) -> bytes | None:
+    """The zarr.json of a node. A group has the documents of all nodes below it, unless there are too many."""
+    node = session.state.tree.find(path)
+    if node is None and path == "/":
+        node = GroupNode(b"", "/", b'{"zarr_format":3,"node_type":"group","attributes":{}}')
+        document: bytes | None = node.document
+    elif node is None:
+        return None
+    else:
+        document = run_blocking(session.state.fetch_document(path))
+    if document is None or isinstance(node, ArrayNode):
+        return document
+    below = [each for each in session.state.tree.subtree(path) if each.path != path]
+    if len(below) > _MOST_CONSOLIDATED:
+        return document
+    start = len(path.rstrip("/")) + 1
+    metadata = {}
+    for each in below:
+        own = run_blocking(session.state.fetch_document(each.path))
+        if own is not None:
+            metadata[each.path[start:]] = json.loads(own)
+    whole = json.loads(document)
+    whole["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": metadata}
+    return json.dumps(whole, separators=(",", ":")).encode()
 
 
 class _Zarr:
