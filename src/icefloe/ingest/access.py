@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -200,10 +200,7 @@ class SourceAccess:
         path = local_path(url)
         if path is not None:
             with local_errors(url):
-                status = path.stat()
-            size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-            version = str(status.st_mtime_ns) if size else None
-            return SourceFile(url, size, None, math.ceil(status.st_mtime), version)
+                return _describe_status(url, path.stat())
         storage, key = self.place(url)
         info = run_blocking(storage.head(key))
         return SourceFile(url, info.size_bytes, info.version.etag, int(info.last_modified.timestamp()))
@@ -341,12 +338,11 @@ class SourceAccess:
         folder = url.rstrip("/") + "/"
         path = local_path(folder)
         if path is not None:
+            found: list[SourceFile] = []
             with local_errors(url):
-                found = [
-                    _describe_listed(Path(root) / name)
-                    for root, _, names in os.walk(path, onerror=_raise)
-                    for name in names
-                ]
+                for root, _, names in os.walk(path, onerror=_raise):
+                    prefix = normalise_url(root).rstrip("/") + "/"
+                    found += [_describe_listed(prefix + quote(name), os.path.join(root, name)) for name in names]
             return sorted(found, key=lambda file: file.url)
         storage, key = self.place(folder)
         infos = run_blocking(_list(storage, key))
@@ -357,13 +353,38 @@ class SourceAccess:
         ]
 
 
-def _describe_listed(path: Path) -> SourceFile:
+def _describe_listed(url: str, path: str) -> SourceFile:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except FileNotFoundError:
         # A broken link. Opening it raises the error, or skips the file with on_error='skip'.
-        return SourceFile(normalise_url(path), 0, None, 0)
-    return SourceFile(normalise_url(path), status.st_size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns))
+        return SourceFile(url, 0, None, 0)
+    return SourceFile(url, status.st_size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns))
+
+
+def _describe_status(url: str, status: os.stat_result) -> SourceFile:
+    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+    return SourceFile(url, size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns) if size else None)
+
+
+def describe_paths(paths: Iterable[str]) -> Iterator[tuple[SourceFile, os.stat_result | None]]:
+    """Describe local paths with one request to the file system each. A path that leads nowhere has no status.
+
+    Archives have many files in few folders, so the URL of a folder is made once.
+    """
+    folders: dict[str, str] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        if folder not in folders:
+            folders[folder] = normalise_url(folder or os.curdir).rstrip("/") + "/"
+        url = folders[folder] + quote(name) if name not in ("", os.curdir, os.pardir) else normalise_url(path)
+        try:
+            with local_errors(url):
+                status = os.stat(path)
+        except ObjectNotFoundError:
+            yield SourceFile(url), None
+            continue
+        yield _describe_status(url, status), status
 
 
 def _raise(error: OSError) -> None:

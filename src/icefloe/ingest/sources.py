@@ -12,10 +12,11 @@ import inspect
 import marshal
 import os
 import re
+import stat
 import string
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
-from icefloe.ingest.access import SourceAccess, local_path, normalise_url
+from icefloe.ingest.access import SourceAccess, describe_paths, local_path, normalise_url
 from icefloe.ingest.source_model import SourceFile
 
 Mode: TypeAlias = Literal["native", "virtual", "mixed"]
@@ -353,6 +354,18 @@ def natural_key(text: str) -> tuple[Any, ...]:
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
 
 
+_DIGITS = str.maketrans("123456789", "000000000")
+
+
+def in_natural_order(texts: Collection[str]) -> list[str]:
+    """Sort texts by `natural_key`. Texts such as `day1` and `day01`, which have the same key, are sorted too."""
+    ordered = sorted(texts)
+    if len({text.translate(_DIGITS) for text in ordered}) > 1:
+        # Otherwise the numbers in the texts have equal lengths, so that their order is that of their characters.
+        ordered.sort(key=natural_key)
+    return ordered
+
+
 def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list[SourceFile]:
     """Return every source file once, in natural order.
 
@@ -394,7 +407,7 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
             continue
         for file in _expand_one(os.fspath(source), access):
             found.setdefault(file.url, file)
-    return sorted(found.values(), key=lambda file: natural_key(file.url))
+    return [found[url] for url in in_natural_order(found)]
 
 
 def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
@@ -414,11 +427,7 @@ def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
 
 def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
     if "://" not in pattern:
-        names = glob.glob(os.path.expanduser(pattern), recursive=True)
-        urls = [normalise_url(name) for name in names if _is_source(Path(name))]
-        files = [
-            file for url in urls for file in (_expand_plain(url, access) if _is_folder(url) else [access.describe(url)])
-        ]
+        files = _describe_matches(glob.glob(os.path.expanduser(pattern), recursive=True), access)
     elif (path := local_path(pattern)) is not None:
         return _expand_glob(str(path), access)
     else:
@@ -501,13 +510,15 @@ def _below(root: str, ordered: Sequence[SourceFile]) -> Sequence[SourceFile]:
     return ordered[first:end]
 
 
-def _is_folder(url: str) -> bool:
-    path = local_path(url)
-    return path is not None and path.is_dir()
-
-
-def _is_source(path: Path) -> bool:
-    return path.is_file() or path.is_symlink() or any((path / mark).exists() for mark in STORE_MARKS)
+def _describe_matches(paths: Sequence[str], access: SourceAccess) -> list[SourceFile]:
+    """Return the files among local paths, and the sources of folders that are Zarr stores or links."""
+    found: list[SourceFile] = []
+    for path, (file, status) in zip(paths, describe_paths(paths), strict=True):
+        if status is not None and stat.S_ISREG(status.st_mode):
+            found.append(file)
+        elif os.path.islink(path) or any(os.path.exists(os.path.join(path, mark)) for mark in STORE_MARKS):
+            found += _expand_plain(file.url, access)
+    return found
 
 
 # -- coordinates in names ---------------------------------------------------------------------------------------------
