@@ -6,6 +6,7 @@ After every sync the archive must be equal to a new ingest of the same files.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as dt
 import os
 import random
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+from tests.ingest.long_archives import RunCount, check_catalogue, compared_plans
 from tests.maintenance.test_expired_bases import NEVER, Interrupted
 
 import icefloe
@@ -29,11 +31,24 @@ class Killed(BaseException):
     """The process of a sync ends."""
 
 
+class MortalStorage(Interrupted):
+    """The storage of a process that can be killed at a request. Other processes get the storage behind it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self.inner,)
+
+
 class LivingArchive:
     """Files in a folder, and a repository that follows them."""
 
-    def __init__(self, folder: Path, seed: int, run: Sync = sync_local, storage: icefloe.Storage | None = None) -> None:
-        """`run` syncs. A storage of the caller is used as it is, and no sync is killed then."""
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        run: Sync = sync_local,
+        storage: icefloe.Storage | None = None,
+    ) -> None:
+        """`run` syncs. `storage` is where the repository is."""
         self.random = random.Random(f"archive {seed}")
         self.folder = folder
         self.batch = random.Random(f"batch {seed}").choice((None, None, 1, 2))
@@ -60,14 +75,15 @@ class LivingArchive:
             overlap_by=draw.choice(("name", "time", r"f(\d+)")),
         )
         self.generation = draw.choice(("repository", "repository", "icechunk1", "icechunk2", "store", "dataset"))
-        self.run, self.is_killed = run, storage is None
-        self.storage = Interrupted(icefloe.in_memory_storage())
+        self.run = run
+        self.storage = MortalStorage(storage or icefloe.in_memory_storage())
         config = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=draw.choice((0, 512)))
-        self.repo = icefloe.Repository.create(storage or self.storage, config, spec_version=self.generation)
+        self.repo = icefloe.Repository.create(self.storage, config, spec_version=self.generation)
         self.kept: dict[str, bytes] = {}
         """Files that vanished and stay in the archive."""
         self.clock = 1_000_000_000
         self.done: list[str] = []
+        self.count = RunCount()
         self.ingested: dict[str, bytes] = {}
         """The files of the last sync, as they were then."""
         self.versions: dict[str, dict[str, bytes]] = {}
@@ -211,16 +227,19 @@ class LivingArchive:
         """Sync, sometimes after a sync that was killed at some request, and compare with a new ingest."""
         if not self.files():
             return None
-        if self.is_killed and self.random.random() < 0.15:
+        if self.random.random() < 0.15:
             self.kill()
         result = self._sync(self.repo)
+        if result.snapshot_id is not None:
+            check_catalogue(self.repo, result.plan, self.options.group)
         self.ingested = {path.name: path.read_bytes() for path in self.files()}
         self.check(result)
         self.versions[self.repo.lookup_branch("main")] = self.ingested
         return result
 
     def _sync(self, repo: icefloe.Repository) -> SyncResult:
-        return self.run(str(self.folder / "f*.nc"), repo, self.options, vanished=self.vanished, batch=self.batch)
+        with compared_plans(self.count):
+            return self.run(str(self.folder / "f*.nc"), repo, self.options, vanished=self.vanished, batch=self.batch)
 
     def kill(self) -> None:
         def die() -> None:
@@ -254,7 +273,9 @@ class LivingArchive:
         access = {f"file://{self.folder}/": None} if self.mode != "native" else None
         opened = icefloe.Repository.open(repo.storage, authorize_virtual_chunk_access=access) if access else repo
         store = opened.readonly_session("main").store
-        return xr.open_zarr(store, group=self.options.group or None, consolidated=False, zarr_format=3).load()
+        return xr.open_zarr(
+            store, group=self.options.group or None, consolidated=False, zarr_format=3, chunks=None
+        ).load()
 
     @staticmethod
     def without_others(data: xr.Dataset) -> xr.Dataset:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,16 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+import zstandard
 from tests.ingest.living_archives import LivingArchive
+from tests.ingest.long_archives import Kind, LongArchive
 from tests.maintenance.test_expired_bases import Interrupted
 
 import icefloe
 import icefloe.ingest.sync as sync_module
 from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError
+from icefloe.formats.header import decompress
 from icefloe.ingest import IngestOptions, SourceChanges, SyncResult, ingest_local, sync_local
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,6 +33,36 @@ HISTORIES = int(os.environ.get("ICEFLOE_HISTORIES", "2000"))
 @pytest.mark.parametrize("seed", range(40))
 def test_a_living_archive_is_equal_to_a_new_ingest(tmp_path: Path, seed: int) -> None:
     LivingArchive(tmp_path, seed).live()
+
+
+LONG = (
+    Kind("native", 1, 1),
+    Kind("native", 2, 3),
+    Kind("native", 3, 3, falls=True),
+    Kind("native", 1, 2, backward_names=True, vanished="keep"),
+    Kind("native", 2, 2, overlap="last"),
+    Kind("native", 1, 1, has_second=True),
+    Kind("virtual", 1, 1),
+    Kind("virtual", 2, 1, backward_names=True),
+    Kind("mixed", 1, 1),
+    Kind("mixed", 3, 3, has_second=True),
+)
+
+
+@pytest.mark.parametrize("kind", LONG, ids=str)
+def test_a_long_archive_is_equal_to_a_new_ingest(tmp_path: Path, kind: Kind) -> None:
+    """Few of its files change, and most of the others are planned in runs."""
+    count = LongArchive(tmp_path, 1, kind).live(nights=3)
+    assert count.sources_in_runs > count.sources / 3, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_many_long_archives_are_equal_to_new_ingests(tmp_path: Path, part: int) -> None:
+    for seed in range(100 + 20 * part, 120 + 20 * part):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        LongArchive(folder, seed).live()
 
 
 @pytest.mark.slow
@@ -276,6 +311,48 @@ def test_a_damaged_catalogue_is_told_and_rebuilt(tmp_path: Path, repo: icefloe.R
         sync(tmp_path, repo)
     assert sync(tmp_path, repo, rebuild=True).snapshot_id is not None
     assert values(repo) == [1]
+
+
+def as_first_version(data: bytes) -> bytes:
+    """The catalogue of one batch as earlier releases wrote it: with an entry for each source."""
+    document = json.loads(decompress(data))
+    (batch,) = document.pop("batches")
+    rows = [each if isinstance(each, list) else [each["value"]] * each["rows"] for each in batch["columns"]]
+    placed, schema = batch["template"]
+    entries = []
+    for row, (*file, digest, listed) in enumerate(zip(*rows, strict=True)):
+        variables, coordinates, groups, rest, digests = schema
+        own = dict(coordinates)
+        for path, (dtype, length, text) in batch["values"].items():
+            each = np.frombuffer(base64.b64decode(text), dtype).reshape(-1, length)[row]
+            own[path] = len(document["tables"]["coordinates"])
+            document["tables"]["coordinates"].append(["numbers", dtype, base64.b64encode(each.tobytes()).decode()])
+        hashes = {path: each[row] for path, each in batch["hashes"].items()}
+        where = {
+            group: [{dim: [batch["starts"][group][dim][row], n] for dim, (_, n) in extent.items()}, fills]
+            for group, (extent, fills) in placed.items()
+        }
+        described = [variables, own, groups, rest, {**digests, **hashes}]
+        entries.append({"file": file, "listed": listed, "placed": where, "digest": digest, "schema": described})
+    return zstandard.compress(json.dumps({**document, "version": 1, "sources": entries}).encode())
+
+
+def test_a_catalogue_of_an_earlier_release_is_read_and_written_in_columns(
+    tmp_path: Path, repo: icefloe.Repository
+) -> None:
+    for day in (1, 2, 3, 4):
+        os.utime(write_day(tmp_path, day, day), (1_000_000_000, 1_000_000_000))
+    sync(tmp_path, repo)
+    (key,) = repo.lookup_snapshot(repo.lookup_branch("main")).metadata["icefloe.catalogue"].values()
+    run_blocking(repo.storage.put(key, as_first_version(run_blocking(repo.storage.get(key)))))
+    assert sync(tmp_path, repo).snapshot_id is None
+    write_day(tmp_path, 5, 5)
+    result = sync(tmp_path, repo)
+    assert (str(result.sources), result.plan.kept, result.plan.written) == ("1 added, 4 unchanged", 2, 1)
+    assert values(repo) == [1, 2, 3, 4, 5]
+    (key,) = repo.lookup_snapshot(repo.lookup_branch("main")).metadata["icefloe.catalogue"].values()
+    assert json.loads(decompress(run_blocking(repo.storage.get(key))))["version"] == 2
+    assert sync(tmp_path, repo).snapshot_id is None
 
 
 def test_two_groups_have_catalogues_of_their_own(tmp_path: Path, repo: icefloe.Repository) -> None:

@@ -91,6 +91,18 @@ def test_what_was_ingested_is_known_whatever_becomes_of_the_history(version: str
     assert _known(repo) == wanted and repo.verify().is_clean
 
 
+def test_a_long_list_is_not_written_again_for_a_few_more_sources() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    wanted = _ingest(repo, "years", sources=5000)
+    for number in range(40):
+        sizes = {item.key: item.size_bytes for item in run_blocking(list_side_objects(repo.storage))}
+        wanted |= _ingest(repo, f"night{number}", sources=3)
+        written = [i for i in run_blocking(list_side_objects(repo.storage)) if i.key not in sizes]
+        assert sum(item.size_bytes for item in written) < 2000
+    assert _known(repo) == wanted
+    assert len(repo.lookup_snapshot(repo.lookup_branch("main")).metadata[INGESTED_KEY]) <= MOST_TEXTS
+
+
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_lists_come_along_to_other_generations_and_mirrors(version: str) -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version="repository")

@@ -5,6 +5,7 @@ Modules
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, the conversion of source values to its values, and what a sync changes
   in it.
+- `catalogue`: The catalogue of a synced group: which version of which source is where in its arrays.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Chunk grids: coordinates of chunks, boxes, and tables of references built from columns.
 - `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
@@ -12,10 +13,13 @@ Modules
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
-- `record`: What a repository stores about its sources: ingested files, catalogues of synced groups, containers.
+- `record`: What a repository stores about its sources: lists of ingested files and containers, and how files
+  changed since.
 - `source_model`: The content of a source file as values, and the report of the differences between files.
 - `sources`: The options of an ingest, the files that sources stand for, and the coordinates in their names.
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.
+- `sync_plan`: Plan a sync: compare where every source is in a new ingest of all sources with where the last sync
+  put it.
 - `target_arrays`: The arrays of the target: shape, chunks and type for all files and for the arrays of the
   repository.
 - `write_tasks`: Split an ingest into tasks that share no chunk, and run one task.

@@ -33,9 +33,9 @@ from icefloe.ingest.source_model import SourceSchema as SourceSchema
 from icefloe.ingest.source_model import SourceVariable as SourceVariable
 from icefloe.ingest.sources import IngestOptions as IngestOptions
 from icefloe.ingest.sources import expand_sources as expand_sources
-from icefloe.ingest.sync import SyncPlan as SyncPlan
 from icefloe.ingest.sync import SyncResult as SyncResult
 from icefloe.ingest.sync import sync_local as sync_local
+from icefloe.ingest.sync_plan import SyncPlan as SyncPlan
 from icefloe.ingest.write_tasks import BlockSink as BlockSink
 from icefloe.ingest.write_tasks import IngestTask as IngestTask
 from icefloe.ingest.write_tasks import TaskResult as TaskResult

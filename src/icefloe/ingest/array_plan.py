@@ -24,6 +24,7 @@ from icefloe.ingest.cf import (
 )
 from icefloe.ingest.chunk_grids import (
     Index,
+    Recipe,
     SourceBox,
     cut_cells,
     find_recipes,
@@ -577,19 +578,33 @@ def joined_lengths(array: ArrayPlan, grid: Sequence[ChunkLengths] | None = None)
     return [each for dim, each in zip(array.dims, grid or array.grid, strict=True) if dim in array.joined]
 
 
+@dataclass(frozen=True, slots=True)
+class MovedSpan:
+    """Chunks [first, end) along one dimension that consist of the same cells as earlier chunks, `shift` further."""
+
+    first: int
+    end: int
+    shift: int
+
+
 def compare_chunks(
     array: ArrayPlan,
     old: Sequence[SourceBox],
     new: Sequence[SourceBox],
     stored: Mapping[str, Any],
     dirty: frozenset[Index],
+    spans: Sequence[MovedSpan] = (),
 ) -> ArrayChanges:
     """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote.
 
-    `stored` is its zarr.json document.
+    `stored` is its zarr.json document. `spans` are known to consist of the same cells, and both grids are regular then.
+    Boxes that reach into spans are only looked at elsewhere.
     """
     old_lengths, new_lengths = joined_lengths(array, parse_grid(stored)), joined_lengths(array)
     before, after = find_recipes(old, old_lengths), find_recipes(new, new_lengths)
+    for span in spans:
+        _leave_out(before, span.first - span.shift, span.end - span.shift)
+        _leave_out(after, span.first, span.end)
     positions = {recipe: position for position, recipe in before.items() if position not in dirty}
     written, moved, kept = set(), {}, 0
     for position, recipe in after.items():
@@ -600,12 +615,34 @@ def compare_chunks(
             moved[position] = source
         else:
             written.add(position)
+    had = {*before}
+    for span in spans:
+        if not span.shift:
+            again = {p for p in dirty if span.first <= p[0] < span.end}
+            kept += span.end - span.first - len(again)
+            written |= again
+            continue
+        had |= {(index - span.shift,) for index in range(span.first, span.end)}
+        for index in range(span.first, span.end):
+            if (index - span.shift,) in dirty:
+                written.add((index,))
+            else:
+                moved[index,] = (index - span.shift,)
     sizes = [n for dim, n in zip(array.dims, stored["shape"], strict=True) if dim in array.joined]
-    had = {*before, *(position for position in dirty if _is_inside(position, old_lengths, sizes))}
+    had |= {position for position in dirty if _is_inside(position, old_lengths, sizes)}
     sizes = [n for dim, n in zip(array.dims, array.shape, strict=True) if dim in array.joined]
-    cleared = {position for position in had - after.keys() if _is_inside(position, new_lengths, sizes)}
+    cleared = {
+        position
+        for position in had - after.keys()
+        if _is_inside(position, new_lengths, sizes) and not any(s.first <= position[0] < s.end for s in spans)
+    }
     return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)
 
 
 def _is_inside(position: Index, grid: Sequence[ChunkLengths], sizes: Sequence[int]) -> bool:
     return all(lengths.start(i) < n for i, lengths, n in zip(position, grid, sizes, strict=True))
+
+
+def _leave_out(recipes: dict[Index, Recipe], first: int, end: int) -> None:
+    for position in [p for p in recipes if first <= p[0] < end]:
+        del recipes[position]

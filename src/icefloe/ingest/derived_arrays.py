@@ -27,12 +27,12 @@ import zarr
 from icefloe.blocking import run_blocking
 from icefloe.errors import IcefloeError, InvalidInputError, NodeNotFoundError
 from icefloe.ingest.access import choose_access
+from icefloe.ingest.catalogue import version_of
 from icefloe.ingest.cf import NO_TIME, find_time_units, halve, packing_of
 from icefloe.ingest.chunk_grids import all_coords, chunk_region, grid_shape
 from icefloe.ingest.local_ingest import SessionSink
 from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.placement import ExistingArray
-from icefloe.ingest.record import version_of
 from icefloe.ingest.source_model import SourceVariable
 from icefloe.ingest.sources import expand_sources
 from icefloe.ingest.zarr_documents import array_document, fill_attribute

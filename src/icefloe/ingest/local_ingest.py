@@ -23,21 +23,17 @@ from icefloe.codec_pipeline import check_grid, has_variable_grids
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, SnapshotNotFoundError, VirtualChunkError
 from icefloe.ingest.access import SourceAccess, choose_access
 from icefloe.ingest.array_plan import ArrayPlan
+from icefloe.ingest.catalogue import Catalogue, StoredCatalogue, changed_nodes, has_catalogue, read_catalogue
 from icefloe.ingest.chunk_grids import ChunkRegion
 from icefloe.ingest.parsers.registry import check_format, try_schema
 from icefloe.ingest.placement import Existing, ExistingArray
 from icefloe.ingest.plan import IngestPlan, check_free, check_plan, plan_ingest
 from icefloe.ingest.record import (
     METADATA_KEY,
-    Catalogue,
-    StoredCatalogue,
-    changed_nodes,
-    has_catalogue,
     ingest_metadata,
     ingested_sources,
     keep_record,
     not_ingested,
-    read_catalogue,
     store_containers,
     with_stored_containers,
 )

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import IcefloeError, InvalidInputError, suggest
-from icefloe.ingest.cf import find_time_units, is_time_units, keeps_values, packing_of
+from icefloe.ingest.catalogue import SourceRun
+from icefloe.ingest.cf import (
+    find_time_units,
+    format_coordinate,
+    format_step,
+    is_time_units,
+    keeps_values,
+    packing_of,
+)
 from icefloe.ingest.source_model import (
     IDENTITY_ATTRIBUTES,
     NAMING_ATTRIBUTES,
@@ -44,11 +52,18 @@ class Member:
     """Hashes of the stored values of small variables that files usually share."""
     part: tuple[int, int] | None = None
     """The cells of the file that are used along the dimension in which files overlap. None for all of them."""
+    run: SourceRun | None = None
+    """The sources that it stands for, if they are planned like one file. `file` is the first of them."""
 
     @property
     def key(self) -> str:
         """The URL, and the part of the file if others are members too."""
         return self.file.url if self.part is None else f"{self.file.url} [{self.part[0]}:{self.part[1]}]"
+
+    @property
+    def count(self) -> int:
+        """The number of files."""
+        return 1 if self.run is None else len(self.run)
 
     def cut(self, dim: str, first: int, end: int) -> Member:
         """The part [first, end) of the file along a dimension."""
@@ -120,6 +135,89 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
                 member = _arranged(member, options, arranged)
             datasets.setdefault(join_path(below, group), []).append(member)
     return datasets
+
+
+def with_runs(members: Sequence[Member], runs: Mapping[str, Sequence[SourceRun]], group: str) -> list[Member]:
+    """Replace the members that stand for runs of a group by one member for each run. `runs` are by URL."""
+    found: list[Member] = []
+    for member in members:
+        own = [run for run in runs.get(member.file.url, ()) if run.group == group]
+        found += [_run_member(member, run) for run in own] if own else [member]
+    return found
+
+
+def _run_member(member: Member, run: SourceRun) -> Member:
+    """Return a member with the cells of all sources of a run. The given one is a source of its batch."""
+    along = {name for name, variable in member.variables.items() if run.dim in variable.dims}
+    variables = dict(member.variables)
+    for name in along:
+        variable = variables[name]
+        shape = (len(run) * variable.shape[0], *variable.shape[1:])
+        variables[name] = replace(variable, shape=shape)
+    coordinates = dict(member.coordinates)
+    columns = dict(_columns(member, run))
+    for name in coordinates:
+        if name in columns and (name in along or name == run.dim):
+            coordinates[name] = _summary(run.batch.values[columns[name]][run.rows].reshape(-1))
+    return replace(
+        member,
+        file=run.file(0),
+        variables=variables,
+        coordinates=coordinates,
+        digests={name: digest for name, digest in member.digests.items() if name not in along},
+        run=run,
+    )
+
+
+def _columns(member: Member, run: SourceRun) -> Iterator[tuple[str, str]]:
+    """Return the target name and the path of every coordinate that differs between the sources of a run."""
+    paths = {variable.path: name for name, variable in member.variables.items()}
+    for path in run.batch.values:
+        if (name := paths.get(path, paths.get(f"/{path}"))) is not None:
+            yield name, path
+
+
+def _summary(values: npt.NDArray[Any]) -> Coordinate:
+    """Summarise a coordinate. Its values are kept, because they are those of many short coordinates."""
+    return replace(summarise_coordinate(values), values=values)
+
+
+def find_step(entries: Sequence[tuple[Coordinate, list[Member]]]) -> float | None:
+    """The usual distance between neighbours: within files, or between files with one value each."""
+    steps: list[Any] = []
+    firsts: list[Any] = []
+    for coordinate, group in entries:
+        run = group[0].run
+        if run is None or coordinate.values is None:
+            steps += [abs(coordinate.step)] if coordinate.step else []
+            firsts.append(coordinate.first)
+            continue
+        rows = coordinate.values.reshape(len(run), run.length)
+        firsts += rows[:, 0].tolist()
+        if run.length > 1:
+            steps += (np.abs(rows[:, -1] - rows[:, 0]) / (run.length - 1)).tolist()
+    if steps:
+        return float(np.median(steps))
+    if len(firsts) < 3 or not isinstance(firsts[0], (int, float)):
+        return None
+    return float(np.median(np.abs(np.diff(np.array(firsts, dtype=np.float64)))))
+
+
+def gaps_within(
+    coordinate: Coordinate, member: Member, dim: str, step: float | None, units: str | None, calendar: str
+) -> list[str]:
+    """Notes about gaps between the files of a run."""
+    run = member.run
+    if run is None or coordinate.values is None or not step:
+        return []
+    rows = coordinate.values.reshape(len(run), run.length)
+    distance = np.abs(rows[1:, 0].astype(np.float64) - rows[:-1, -1].astype(np.float64))
+    found = []
+    for index in np.flatnonzero(distance > 1.5 * step).tolist():
+        ends, starts = (format_coordinate(v.item(), units, calendar) for v in (rows[index, -1], rows[index + 1, 0]))
+        pair = f"{run.file(index).name} ends at {ends}, {run.file(index + 1).name} starts at {starts}"
+        found.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
+    return found
 
 
 def _named_coordinates(
@@ -712,7 +810,7 @@ def split_by_encoding(
                 kinds.append((variable, []))
         kinds[known[id(variable)]][1].append(member)
     can_be_referenced = [kind for kind in kinds if kind[0].not_virtual is None]
-    model, common = max(can_be_referenced or kinds, key=lambda kind: len(kind[1]))
+    model, common = max(can_be_referenced or kinds, key=lambda kind: sum(member.count for member in kind[1]))
     chosen = {id(member) for member in common}
     others = [
         (member, encoding_difference(model, member.variables[name], varying) or "")

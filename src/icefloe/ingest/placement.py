@@ -25,7 +25,7 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
-from icefloe.ingest.members import Member, join_path
+from icefloe.ingest.members import Member, find_step, gaps_within, join_path
 from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
 from icefloe.ingest.sources import IngestOptions, natural_key
@@ -420,11 +420,13 @@ def join_dimension(
     ):
         return _share_values(JoinedDimension(dim, (), 0, units, calendar, {}, (), encoding, sign), entries, empty)
     notes: list[str] = []
-    steps = [abs(c.step) for c, _ in entries if c.step]
-    step = float(np.median(steps)) if steps else _median_distance([c.first for c, _ in entries])
+    step = find_step(entries)
+    for coordinate, group in entries:
+        notes += gaps_within(coordinate, group[0], dim, step, units, calendar)
     for (left, left_members), (right, right_members) in itertools.pairwise(entries):
         ends, starts = (format_coordinate(value, units, calendar) for value in (left.last, right.first))
-        pair = f"{left_members[0].file.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
+        before = left_members[0].run.file(-1) if left_members[0].run is not None else left_members[0].file
+        pair = f"{before.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
         if sign * _difference(right.first, left.last) <= 0:
             raise InvalidInputError(
                 f"files overlap along {dim}: {pair}. Leave one out, or choose one with overlap (--overlap)",
@@ -686,12 +688,6 @@ def _difference(right: Any, left: Any) -> float:
     if isinstance(right, (int, float)):
         return float(right - left)
     return 1.0 if right > left else 0.0 if right == left else -1.0
-
-
-def _median_distance(firsts: Sequence[Any]) -> float | None:
-    if len(firsts) < 3 or not isinstance(firsts[0], (int, float)):
-        return None
-    return float(np.median(np.abs(np.diff(np.array(firsts, dtype=np.float64)))))
 
 
 def _join_by_order(members: Sequence[Member], dim: str, missing: Sequence[tuple[int, str]]) -> JoinedDimension:

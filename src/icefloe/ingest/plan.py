@@ -17,6 +17,7 @@ from rich.table import Table
 from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.ingest.array_plan import ArrayPlan, TargetDimensions, ValueWrite, convert_member, joined_values
+from icefloe.ingest.catalogue import SourceRun
 from icefloe.ingest.cf import find_time_units, format_range
 from icefloe.ingest.members import (
     Member,
@@ -26,6 +27,7 @@ from icefloe.ingest.members import (
     snap_coordinates,
     split_datasets,
     target_group,
+    with_runs,
 )
 from icefloe.ingest.placement import (
     Existing,
@@ -50,7 +52,7 @@ from icefloe.ingest.source_model import (
     intern_schemas,
     join_reports,
 )
-from icefloe.ingest.sources import IngestOptions, natural_key
+from icefloe.ingest.sources import IngestOptions, in_natural_order
 from icefloe.ingest.target_arrays import existing_array, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.write_tasks import (
     Comparison,
@@ -525,7 +527,7 @@ def _place(
             for n, j in dims.joined.items()
             if member.key in j.index_of
         }
-        placed.append(PlacedFile(member.file, member.format, origin, shared[key]))
+        placed.append(PlacedFile(member.file, member.format, origin, shared[key], member.run))
     return tuple(placed)
 
 
@@ -605,6 +607,7 @@ def plan_ingest(
     *,
     failures: Sequence[SourceFailure] = (),
     existing: Existing | None = None,
+    runs: Mapping[str, Sequence[SourceRun]] | None = None,
 ) -> IngestPlan:
     """Plan an ingest from the schemas of its sources.
 
@@ -621,6 +624,9 @@ def plan_ingest(
         Sources that cannot be read.
     existing
         The arrays and groups of the repository. None is an empty repository.
+    runs
+        Only for a sync, which makes its own tasks: runs of unchanged sources by the URL of a source whose schema stands
+        for them. The plan has no tasks then.
 
     Returns
     -------
@@ -654,7 +660,7 @@ def plan_ingest(
     placed, broken = _order(intern_schemas(schemas), failures)
     ordered = [schema for _, schema in placed]
     datasets = [
-        plan_dataset(group, members, broken if _takes_failures(members) else (), options, existing)
+        plan_dataset(group, with_runs(members, runs or {}, group), broken, options, existing)
         for group, members in split_datasets(placed, options).items()
         if any(m.variables for m in members)
     ]
@@ -666,13 +672,14 @@ def plan_ingest(
     skipped = SchemaReport((*_skipped_members(ordered, options), *_unchecked(existing, datasets, options)))
     report = join_reports([*(d.report for d in datasets), skipped])
     # Tasks rely on what the report checks, such as equal dimensions of a variable in all files.
-    tasks = () if report.errors else _number(datasets, options)
+    tasks = () if report.errors or runs is not None else _number(datasets, options)
+    is_virtual = any(array.kind == "virtual" for array in arrays.values()) and not report.errors
     return IngestPlan(
         documents=dict(sorted(documents.items())),
         arrays=arrays,
         values=tuple(v for d in datasets for v in d.values),
         tasks=tasks,
-        containers=find_containers(ordered, options) if any(t.kind == "virtual" for t in tasks) else (),
+        containers=find_containers(ordered, options, runs or {}) if is_virtual else (),
         report=report,
         options=options,
         sources=tuple(s.file.url for s in ordered),
@@ -705,7 +712,7 @@ def _order(
     schemas: Sequence[SourceSchema], failures: Sequence[SourceFailure]
 ) -> tuple[list[tuple[int, SourceSchema]], list[tuple[int, SourceFailure]]]:
     """All sources in natural order of URLs, with their position."""
-    urls = sorted([*(s.file.url for s in schemas), *(f.file.url for f in failures)], key=natural_key)
+    urls = in_natural_order([*(s.file.url for s in schemas), *(f.file.url for f in failures)])
     position = {url: index for index, url in enumerate(urls)}
     ordered = sorted(schemas, key=lambda s: position[s.file.url])
     return [(position[s.file.url], s) for s in ordered], [(position[f.file.url], f) for f in failures]
@@ -713,10 +720,6 @@ def _order(
 
 def _grows(array: ArrayPlan, existing: Existing) -> bool:
     return tuple(existing.arrays[array.path].document["shape"]) != array.shape
-
-
-def _takes_failures(members: Sequence[Any]) -> bool:
-    return any(m.variables for m in members)
 
 
 def _number(datasets: Sequence[DatasetPlan], options: IngestOptions) -> tuple[IngestTask, ...]:
@@ -785,13 +788,18 @@ def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan], options: Ing
     ]
 
 
-def find_containers(schemas: Sequence[SourceSchema], options: IngestOptions) -> tuple[str, ...]:
+def find_containers(
+    schemas: Sequence[SourceSchema], options: IngestOptions, runs: Mapping[str, Sequence[SourceRun]]
+) -> tuple[str, ...]:
     """The prefixes that cover every referenced file: the one given, or the longest common folders."""
     folders = {
         folder
         for schema in schemas
         for folder in (schema.referenced or (schema.file.url.rstrip("/").rsplit("/", 1)[0] + "/",))
     }
+    for run in itertools.chain(*runs.values()):
+        if run.batch.template.schema is not None and not run.batch.template.schema.referenced:
+            folders |= {url.rstrip("/").rsplit("/", 1)[0] + "/" for url in run.urls}
     if options.container_prefix is not None:
         prefix = options.container_prefix.rstrip("/") + "/"
         outside = sorted(f for f in folders if not f.startswith(prefix))

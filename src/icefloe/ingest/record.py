@@ -1,50 +1,42 @@
-"""What a repository stores about its sources: ingested files, catalogues of synced groups, containers.
+"""What a repository stores about its sources: lists of ingested files and containers, and how files changed since.
 
 The commit of an ingest lists its own sources in its metadata. It also inherits the list of all earlier sources. Other
 commits inherit that list unchanged (`icefloe.model.snapshot.inherit_metadata`). The newest commit therefore has the
 complete list, even if its history is expired. A short list is part of the metadata. A longer one is an object in the
 repository, which garbage collection keeps while a commit refers to it.
-
-The catalogue of a synced group tells which version of which source is where in its arrays. It is stored in such objects
-too. A sync writes one more object with what it changed. Small objects are joined with their neighbours, so that their
-number grows with the logarithm of the number of sources.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
-import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-import numpy as np
-import numpy.typing as npt
 import zstandard
 
 from icefloe.blocking import run_blocking
 from icefloe.display.card import format_count
-from icefloe.errors import FormatError, IcefloeError, InvalidInputError, ObjectNotFoundError, UnsupportedError
+from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, UnsupportedError
 from icefloe.formats.header import decompress
 from icefloe.ingest.access import SourceAccess, local_path
-from icefloe.ingest.plan import IngestPlan
-from icefloe.ingest.source_model import (
-    Coordinate,
-    SourceFailure,
-    SourceFile,
-    SourceSchema,
-    SourceVariable,
-    summarise_coordinate,
+from icefloe.ingest.catalogue import (
+    Catalogue,
+    CataloguedSource,
+    SourceBatch,
+    SourceTable,
+    as_stored,
+    version_of,
 )
+from icefloe.ingest.plan import IngestPlan
+from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions
 from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import (
-    CATALOGUE_KEY,
     INGEST_KEY,
     INGESTED_FOLDER,
     INGESTED_KEY,
@@ -156,7 +148,9 @@ def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[
 MOST_INLINE_BYTES = 32
 """The largest number of fingerprints in the metadata. More would slow down every reader of the history."""
 MOST_TEXTS = 4
-"""The largest number of texts in a list. More are joined into one object, because every later commit contains them."""
+"""The largest number of texts in a list. More are joined, because every later commit contains them."""
+_LONGER = 4
+"""Texts that are joined end before one that is so many times as long. A long list is then seldom written again."""
 
 
 def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,12 +164,29 @@ def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, A
     known, added = ingested_texts(base.metadata), own_sources(kept)
     if INGESTED_KEY in base.metadata and len(known) + len(added) <= MOST_TEXTS:
         return {**kept, INGESTED_KEY: {"add": added}}
-    # The list is long, or another writer made the earlier commits and did not inherit it.
+    if INGESTED_KEY in base.metadata and not any(text.startswith(REMOVED_SOURCES) for text in known):
+        joined, dropped = _join_newest(repository, known, parse_fingerprints(marks), base.id)
+        return {**kept, INGESTED_KEY: {"add": [joined], "drop": dropped}}
+    # Texts remove sources of others, or another writer made the earlier commits and did not inherit the list.
     before = ingested_at(repository, base.id)
     if not before:
         return {**kept, INGESTED_KEY: {"add": added, "drop": known}}
-    joined = b"".join(sorted(before | parse_fingerprints(marks)))
-    return {**kept, INGESTED_KEY: {"add": [_store(repository, joined)], "drop": known}}
+    joined = _store(repository, b"".join(sorted(before | parse_fingerprints(marks))))
+    return {**kept, INGESTED_KEY: {"add": [joined], "drop": known}}
+
+
+def _join_newest(
+    repository: Repository, known: Sequence[str], marks: set[bytes], snapshot_id: str
+) -> tuple[str, Sequence[str]]:
+    """Join new fingerprints with the newest texts of a list. Return the new text and those that it replaces."""
+    count = len(known)
+    while count:
+        before = _fetch(repository, known[count - 1], snapshot_id)
+        if count < MOST_TEXTS and len(before) > _LONGER * len(marks):
+            break
+        marks = marks | before
+        count -= 1
+    return _store(repository, b"".join(sorted(marks))), known[count:]
 
 
 def _store(repository: Repository, marks: bytes) -> str:
@@ -362,372 +373,6 @@ def explain_authorisation(prefixes: Sequence[str]) -> str:
     )
 
 
-# -- the catalogue of a synced group --------------------------------------------------------------------------------
-
-_CATALOGUE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a source is in a group: its first cell and length by joined dimension, and its variables by array path."""
-
-    extent: Mapping[str, tuple[int, int]]
-    fills: Mapping[str, str]
-    first: Mapping[str, int] = field(default_factory=dict)
-    """The first of these cells in the source by dimension, if only a part of the source is used."""
-    more: tuple[Placement, ...] = ()
-    """Other parts of the source."""
-
-    def parts(self) -> tuple[Placement, ...]:
-        return (self, *self.more)
-
-
-@dataclass(frozen=True, slots=True)
-class CataloguedSource:
-    """A source, as it was when it was synced."""
-
-    file: SourceFile
-    placed: Mapping[str, Placement] = field(default_factory=dict)
-    """By group."""
-    schema: SourceSchema | None = None
-    """None if it cannot be stored. The source is then parsed again."""
-    digest: str | None = None
-    """The hash of the content, if it was read."""
-    listed: int = 0
-    """When its version was asked for, in seconds since 1970."""
-
-    @property
-    def version(self) -> tuple[Any, ...]:
-        """What tells two contents of one URL apart."""
-        return (self.file.url, self.digest) if self.digest else version_of(self.file)
-
-
-def version_of(file: SourceFile) -> tuple[Any, ...]:
-    """Return what the storage says about the version of a file."""
-    return file.url, file.size_bytes, file.etag or file.version or file.last_modified
-
-
-@dataclass(frozen=True, slots=True)
-class Catalogue:
-    """The sources of a group of the repository.
-
-    `arrays` has, by path, whether an array is native or virtual, and its joined dimensions. `groups` has the hash of
-    the document of every group that the sync wrote.
-    """
-
-    sources: Mapping[str, CataloguedSource] = field(default_factory=dict)
-    arrays: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    groups: Mapping[str, str] = field(default_factory=dict)
-    chunks: Mapping[str, int] = field(default_factory=dict)
-    """The chunk lengths that the caller asked for."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """`IngestOptions.recorded`."""
-    planned_with: str | None = None
-    """`IngestOptions.identity`."""
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueObject:
-    """An object of a catalogue: the sources that a sync added or replaced, and the URLs of those that it removed."""
-
-    key: str
-    size_bytes: int
-    sources: tuple[CataloguedSource, ...]
-    removed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCatalogue:
-    """A catalogue, and the objects that hold it, in the order in which they were written."""
-
-    catalogue: Catalogue
-    objects: tuple[CatalogueObject, ...] = ()
-
-
-def _labels(metadata: Mapping[str, Any], group: str) -> list[tuple[int, str]]:
-    """Return the objects of a group in the metadata of a commit, with their numbers."""
-    entry = metadata.get(CATALOGUE_KEY)
-    found = []
-    for label, key in entry.items() if isinstance(entry, Mapping) else ():
-        number, _, path = str(label).partition(":")
-        if path == group and number.isdigit() and isinstance(key, str):
-            found.append((int(number), key))
-    return sorted(found)
-
-
-def changed_nodes(metadata: Mapping[str, Any], group: str) -> frozenset[str]:
-    """Return the paths of nodes of a group that commits changed since the last sync. `*` is all of them."""
-    entry = metadata.get(CATALOGUE_KEY)
-    found = entry.get(f"changed:{group}") if isinstance(entry, Mapping) else None
-    return frozenset(map(str, found)) if isinstance(found, list | tuple) else frozenset()
-
-
-def has_catalogue(metadata: Mapping[str, Any], group: str) -> bool:
-    """Return whether the metadata of a commit name a catalogue of a group."""
-    return bool(_labels(metadata, group))
-
-
-def read_catalogue(repository: Repository, metadata: Mapping[str, Any], group: str) -> StoredCatalogue | None:
-    """Return the catalogue that the metadata of a commit name, or None if the group was never synced.
-
-    Raises
-    ------
-    FormatError
-        An object of the catalogue is missing or damaged.
-    """
-    labels = _labels(metadata, group)
-    if not labels:
-        return None
-    sources: dict[str, CataloguedSource] = {}
-    newest: Mapping[str, Any] = {}
-    objects: list[CatalogueObject] = []
-    for _, key in labels:
-        newest, size = _fetch_segment(repository, key)
-        each = CatalogueObject(key, size, tuple(_decode_sources(newest)), tuple(newest["removed"]))
-        objects.append(each)
-        for url in each.removed:
-            sources.pop(url, None)
-        sources.update({source.file.url: source for source in each.sources})
-    arrays = {path: (str(kind), tuple(joined)) for path, (kind, joined) in newest["arrays"].items()}
-    catalogue = Catalogue(sources, arrays, newest["groups"], newest["chunks"], *_options_of(newest))
-    return StoredCatalogue(catalogue, tuple(objects))
-
-
-def _options_of(document: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-    """Return the options of the last sync. Earlier releases did not store them."""
-    return document.get("settings", {}), document.get("planned_with")
-
-
-def _fetch_segment(repository: Repository, key: str) -> tuple[Mapping[str, Any], int]:
-    try:
-        if not key.startswith(INGESTED_FOLDER):
-            raise ValueError("it is not the name of such an object")
-        data = run_blocking(repository.storage.get(key))
-        document = json.loads(decompress(data))
-        if document["version"] != _CATALOGUE_VERSION:
-            raise ValueError(f"it has version {document['version']}, this release reads version {_CATALOGUE_VERSION}")
-        return document, len(data)
-    except (IcefloeError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"the catalogue of the sources ({key}) cannot be read: {error}. Use rebuild=True (--rebuild) to write the "
-            "archive again from the sources",
-            key=key,
-        ) from error
-
-
-def write_catalogue(
-    repository: Repository, metadata: Mapping[str, Any], group: str, before: StoredCatalogue | None, now: Catalogue
-) -> dict[str, Any]:
-    """Store what changed, and return the metadata entry of the commit. The entries of other groups are kept."""
-    known = before.catalogue.sources if before is not None else {}
-    changed = [source for url, source in now.sources.items() if source is not known.get(url)]
-    removed = [url for url in known if url not in now.sources]
-    objects = list(before.objects) if before is not None else []
-    data = _encode_segment(now, changed, removed)
-    # Objects of a similar size are joined. Each source is written again a logarithmic number of times.
-    while objects and objects[-1].size_bytes < 2 * len(data):
-        last = objects.pop()
-        again = {source.file.url for source in changed} | set(removed)
-        older = [s for s in last.sources if s.file.url not in again and s.file.url in now.sources]
-        changed = [*older, *changed]
-        removed = [*(url for url in last.removed if url not in now.sources), *removed]
-        data = _encode_segment(now, changed, removed if objects else ())
-    key = _put(repository, data)
-    entry = metadata.get(CATALOGUE_KEY)
-    others = dict(entry) if isinstance(entry, Mapping) else {}
-    others = {label: each for label, each in others.items() if str(label).partition(":")[2] != group}
-    own = {f"{number}:{group}": each for number, each in enumerate([*(each.key for each in objects), key])}
-    return {CATALOGUE_KEY: {**others, **own}}
-
-
-class _Table:
-    """Values that many sources share. Each is stored once and named by its number."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._known: dict[str, int] = {}
-
-    def number(self, value: Any) -> int:
-        text = json.dumps(value, sort_keys=True, default=_plain)
-        if text not in self._known:
-            self._known[text] = len(self.values)
-            self.values.append(json.loads(text))
-        return self._known[text]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in "biufUS":
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _encode_segment(catalogue: Catalogue, sources: Sequence[CataloguedSource], removed: Iterable[str]) -> bytes:
-    tables = {name: _Table() for name in ("variables", "coordinates", "groups", "placements", "rest")}
-    document = {
-        "version": _CATALOGUE_VERSION,
-        "arrays": {path: [kind, list(joined)] for path, (kind, joined) in catalogue.arrays.items()},
-        "groups": dict(catalogue.groups),
-        "chunks": dict(catalogue.chunks),
-        "settings": dict(catalogue.settings),
-        "planned_with": catalogue.planned_with,
-        "removed": list(removed),
-        "sources": [_encode_source(source, tables) for source in sources],
-        "tables": {name: table.values for name, table in tables.items()},
-    }
-    return zstandard.compress(json.dumps(document).encode())
-
-
-def _encode_source(source: CataloguedSource, tables: Mapping[str, _Table]) -> dict[str, Any]:
-    file = source.file
-    found: dict[str, Any] = {
-        "file": [file.url, file.size_bytes, file.etag, file.last_modified, file.version],
-        "listed": source.listed,
-        "placed": {group: _encode_placement(each, tables) for group, each in source.placed.items()},
-    }
-    if source.digest is not None:
-        found["digest"] = source.digest
-    if source.schema is not None:
-        # A schema without JSON form is parsed again by the next sync.
-        with contextlib.suppress(TypeError, ValueError):
-            found["schema"] = encode_schema(source.schema, tables)
-    return found
-
-
-def _encode_placement(placed: Placement, tables: Mapping[str, _Table]) -> list[Any]:
-    own = [dict(placed.extent), tables["placements"].number(dict(placed.fills))]
-    if not placed.first:
-        return own
-    return [*own, dict(placed.first), *(_encode_placement(each, tables) for each in placed.more)]
-
-
-def _decode_placement(entry: Sequence[Any], fills: Sequence[Any]) -> Placement:
-    extent, number, *rest = entry
-    own = {dim: (start, size) for dim, (start, size) in extent.items()}
-    more = tuple(_decode_placement(each, fills) for each in rest[1:])
-    return Placement(own, fills[number], rest[0] if rest else {}, more)
-
-
-def encode_schema(schema: SourceSchema, tables: Mapping[str, _Table]) -> list[Any]:
-    """Return a schema without its file as JSON. What files share is in the tables."""
-    return [
-        {path: tables["variables"].number(_encode_variable(each)) for path, each in schema.variables.items()},
-        {path: tables["coordinates"].number(_encode_coordinate(each)) for path, each in schema.coordinates.items()},
-        tables["groups"].number(schema.groups),
-        tables["rest"].number([schema.format, schema.skipped, schema.referenced, schema.left_out]),
-        dict(schema.digests),
-    ]
-
-
-def _encode_variable(variable: SourceVariable) -> list[Any]:
-    return [
-        variable.path,
-        variable.dims,
-        variable.shape,
-        variable.dtype,
-        variable.chunks,
-        variable.attributes,
-        variable.fill_value,
-        variable.codecs,
-        variable.layout,
-        variable.not_virtual,
-        variable.stacked,
-        variable.decoded_dtype,
-    ]
-
-
-def _encode_coordinate(coordinate: Coordinate) -> list[Any]:
-    values = coordinate.values
-    if values is None:
-        summary = [coordinate.first, coordinate.last, coordinate.direction, coordinate.step]
-        return ["summary", coordinate.size, coordinate.digest, summary]
-    if values.dtype.kind in "biuf":
-        return ["numbers", values.dtype.str, base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()]
-    if values.dtype.kind in "OUT":
-        return ["texts", [str(each) for each in values.reshape(-1).tolist()]]
-    raise TypeError(f"a coordinate of type {values.dtype} has no JSON form")
-
-
-def _decode_sources(document: Mapping[str, Any]) -> list[CataloguedSource]:
-    shared, fills = _Shared(document["tables"]), document["tables"]["placements"]
-    found = []
-    for entry in document["sources"]:
-        file = SourceFile(*entry["file"])
-        placed = {group: _decode_placement(each, fills) for group, each in entry["placed"].items()}
-        schema = shared.schema(file, entry["schema"]) if "schema" in entry else None
-        found.append(CataloguedSource(file, placed, schema, entry.get("digest"), entry["listed"]))
-    return found
-
-
-class _Shared:
-    """Decodes every value of the tables once."""
-
-    def __init__(self, tables: Mapping[str, Sequence[Any]]) -> None:
-        self._tables = tables
-        self._decoded: dict[tuple[str, int], Any] = {}
-
-    def _value(self, table: str, number: int, decode: Callable[[Any], Any]) -> Any:
-        if (table, number) not in self._decoded:
-            self._decoded[table, number] = decode(self._tables[table][number])
-        return self._decoded[table, number]
-
-    def schema(self, file: SourceFile, entry: Sequence[Any]) -> SourceSchema:
-        variables, coordinates, groups, rest, digests = entry
-        name, skipped, referenced, *left_out = self._tables["rest"][rest]
-        return SourceSchema(
-            file,
-            name,
-            {path: self._value("variables", number, _decode_variable) for path, number in variables.items()},
-            {path: self._value("coordinates", number, _decode_coordinate) for path, number in coordinates.items()},
-            self._tables["groups"][groups],
-            skipped,
-            tuple(referenced),
-            digests,
-            *left_out,
-        )
-
-
-def _decode_variable(entry: Sequence[Any]) -> SourceVariable:
-    path, dims, shape, dtype, chunks, attributes, fill, codecs, layout, reason, stacked, decoded = entry
-    return SourceVariable(
-        path,
-        tuple(dims),
-        tuple(shape),
-        dtype,
-        tuple(chunks),
-        attributes,
-        fill,
-        tuple(codecs),
-        layout,
-        reason,
-        int(stacked),
-        decoded,
-    )
-
-
-def _decode_coordinate(entry: Sequence[Any]) -> Coordinate:
-    kind, *rest = entry
-    if kind == "summary":
-        size, digest, (first, last, direction, step) = rest
-        return Coordinate(size, digest, first, last, direction, step)
-    if kind == "numbers":
-        return summarise_coordinate(np.frombuffer(base64.b64decode(rest[1]), dtype=np.dtype(rest[0])))
-    values: npt.NDArray[Any] = np.array(rest[0], dtype=object)
-    return summarise_coordinate(values)
-
-
-def as_stored(schema: SourceSchema) -> SourceSchema | None:
-    """Return a schema as it is read from a catalogue, or None if it has no JSON form.
-
-    Schemas of new and of catalogued sources are planned together. They must not differ by what JSON cannot tell.
-    """
-    tables = {name: _Table() for name in ("variables", "coordinates", "groups", "rest")}
-    try:
-        entry = json.loads(json.dumps(encode_schema(schema, tables), default=_plain))
-    except (TypeError, ValueError):
-        return None
-    return _Shared({name: table.values for name, table in tables.items()}).schema(schema.file, entry)
-
-
 # -- changes of sources ---------------------------------------------------------------------------------------------
 
 Vanished: TypeAlias = Literal["keep", "remove", "fail"]
@@ -781,11 +426,13 @@ class SourceChanges:
 class FoundSources:
     """The sources of a sync: their present versions and schemas, and what became of those of the last sync."""
 
-    sources: Mapping[str, CataloguedSource]
+    sources: SourceTable
     """Every source that the archive shall have, with its schema. Placements are those of the last sync."""
     changes: SourceChanges
     unreadable: frozenset[str] = frozenset()
     """Sources that vanished and stay in the archive."""
+    order: Mapping[str, int] = field(default_factory=dict)
+    """The position of every present file among the files, by URL."""
 
 
 def hash_file(file: SourceFile, access: SourceAccess) -> str | None:
@@ -830,16 +477,18 @@ def find_changes(
     read
         Reads the schemas of files.
     """
-    known = before.sources if before is not None else {}
+    known = before.sources if before is not None else SourceTable()
+    order = {file.url: number for number, file in enumerate(files)}
+    batches, others, gone = _compare_batches(files, order, known)
     found: dict[str, CataloguedSource] = {}
     parsed: list[tuple[SourceFile, str | None]] = []
     touched: list[str] = []
-    unchanged = 0
-    for file in files:
+    unchanged = len(files) - len(others)
+    hashes = options.mode == "native"
+    for file in others:
         old = known.get(file.url)
-        hashes = options.mode == "native"
         is_same = old is not None and version_of(old.file) == version_of(file)
-        is_racy = old is not None and file.etag is None and (file.last_modified or 0) >= old.listed - _RACY_SECONDS
+        is_racy = old is not None and _is_racy(file, old.listed)
         digest = None
         if old is not None and is_same and not (is_racy and hashes):
             unchanged += 1
@@ -874,7 +523,6 @@ def find_changes(
         if old is not None and old.version == entry.version:
             entry = replace(entry, placed=old.placed)
         found[file.url] = entry
-    gone = [url for url in known if url not in found]
     kept = frozenset(gone) if vanished == "keep" else frozenset()
     if gone and vanished == "fail":
         raise InvalidInputError(
@@ -882,19 +530,67 @@ def find_changes(
             "changed. Use vanished='keep' or vanished='remove' (--vanished)",
             url=gone[0],
         )
-    for url in kept:
-        if known[url].schema is None:
-            raise InvalidInputError(
-                f"{url} no longer exists, and the catalogue does not describe its content. Use vanished='remove'",
-                url=url,
-            )
-        found[url] = known[url]
+    if kept:
+        batches += _take_gone(known, kept)
+        found.update({url: source for url, source in known.singles.items() if url in kept})
     new = {file.url for file, _ in parsed}
+    added = {url for url in new if url not in known}
     changes = SourceChanges(
-        tuple(sorted(new - known.keys())),
-        tuple(sorted(url for url in new & known.keys() if found[url].version != known[url].version)),
+        tuple(sorted(added)),
+        tuple(sorted(url for url in new - added if found[url].version != known[url].version)),
         tuple(sorted(touched)),
         tuple(sorted(gone)),
         unchanged,
     )
-    return FoundSources(found, changes, kept)
+    return FoundSources(SourceTable(batches, found.values()), changes, kept, order)
+
+
+def _is_racy(file: SourceFile, listed: int) -> bool:
+    """Return whether a file may have changed after its version was asked for, with the same modification time."""
+    return file.etag is None and (file.last_modified or 0) >= listed - _RACY_SECONDS
+
+
+def _compare_batches(
+    files: Sequence[SourceFile], order: Mapping[str, int], known: SourceTable
+) -> tuple[list[SourceBatch], list[SourceFile], list[str]]:
+    """Find the sources of batches that are as they were. Return them, all other files, and the URLs that are gone.
+
+    The columns are compared here, because most sources of an archive do not change.
+    """
+    batches: list[SourceBatch] = []
+    is_same = bytearray(len(files))
+    gone = [url for url in known.singles if url not in order]
+    for batch in known.batches:
+        kept: list[int] = []
+        has_schema = batch.template.schema is not None
+        for row, (url, size, etag, modified, version, _, listed) in enumerate(zip(*batch.columns, strict=True)):
+            number = order.get(url)
+            if number is None:
+                gone.append(url)
+                continue
+            file = files[number]
+            if (
+                has_schema
+                and file.size_bytes == size
+                and file.version == version
+                and file.last_modified == modified
+                and file.etag == etag
+                and (etag is not None or (modified or 0) < listed - _RACY_SECONDS)
+            ):
+                kept.append(row)
+                is_same[number] = True
+        batches.append(batch.take(kept))
+    return batches, [file for number, file in enumerate(files) if not is_same[number]], gone
+
+
+def _take_gone(known: SourceTable, kept: frozenset[str]) -> list[SourceBatch]:
+    """Return the sources of batches that no longer exist and stay in the archive."""
+    found = [batch.take([row for row, url in enumerate(batch.urls) if url in kept]) for batch in known.batches]
+    unknown = [url for batch in found if batch.template.schema is None for url in batch.urls]
+    unknown += [url for url, source in known.singles.items() if url in kept and source.schema is None]
+    if unknown:
+        raise InvalidInputError(
+            f"{unknown[0]} no longer exists, and the catalogue does not describe its content. Use vanished='remove'",
+            url=unknown[0],
+        )
+    return found

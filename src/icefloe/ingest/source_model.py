@@ -447,7 +447,7 @@ def digest_values(flat: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVariable)))
+VARIABLE_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVariable)))
 """The values of a variable. Pickling the variable itself would look each of them up in Python."""
 
 
@@ -465,7 +465,9 @@ def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
         shared.append(
             replace(
                 schema,
-                variables={p: variables.setdefault(pickle.dumps(_FIELDS(v)), v) for p, v in schema.variables.items()},
+                variables={
+                    p: variables.setdefault(pickle.dumps(VARIABLE_FIELDS(v)), v) for p, v in schema.variables.items()
+                },
                 coordinates={p: _shared_coordinate(c, coordinates) for p, c in schema.coordinates.items()},
                 groups=share(dict(schema.groups)),
                 skipped=share(dict(schema.skipped)),

@@ -7,11 +7,9 @@ another position, its reference is moved. Only the other chunks are written.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,46 +17,23 @@ import numpy as np
 import zarr
 
 from icefloe.blocking import run_blocking
-from icefloe.codec_pipeline import check_grid
 from icefloe.errors import ConflictError, InvalidInputError
 from icefloe.ingest.access import SourceAccess, choose_access
-from icefloe.ingest.array_plan import (
-    ArrayChanges,
-    ArrayPlan,
-    ValueWrite,
-    can_keep,
-    changed_part,
-    compare_chunks,
-    joined_lengths,
-)
-from icefloe.ingest.chunk_grids import (
-    ChunkRegion,
-    Index,
-    SourceBox,
-    cover,
-    find_recipes,
-    find_rows_at,
-    grid_boxes,
-    move_rows,
-)
+from icefloe.ingest.array_plan import ArrayChanges, can_keep
+from icefloe.ingest.catalogue import Catalogue, SourceTable, write_catalogue
+from icefloe.ingest.chunk_grids import Index, find_rows_at, grid_boxes, move_rows
 from icefloe.ingest.local_ingest import (
     Archive,
     NamedSources,
     SessionSink,
     SourceComparison,
-    allows_variable_grids,
     read_archive,
     read_schemas,
 )
 from icefloe.ingest.parsers.registry import check_format
-from icefloe.ingest.placement import Existing
-from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import (
     METADATA_KEY,
-    Catalogue,
-    CataloguedSource,
     FoundSources,
-    Placement,
     SourceChanges,
     Vanished,
     find_changes,
@@ -66,105 +41,20 @@ from icefloe.ingest.record import (
     keep_record,
     store_containers,
     with_stored_containers,
-    write_catalogue,
 )
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
-from icefloe.ingest.write_tasks import (
-    Extent,
-    IngestTask,
-    PlacedFile,
-    TaskResult,
-    check_repeated,
-    plan_native_tasks,
-    plan_virtual_tasks,
-    run_task,
-)
+from icefloe.ingest.sync_plan import SyncPlan, plan_sync
+from icefloe.ingest.write_tasks import TaskResult, check_repeated, run_task
 from icefloe.manifests.chunk_columns import overlay
 from icefloe.model.chunk_table import tombstones
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
-from icefloe.model.zarr_document import parse_document, parse_grid
+from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 
 MOST_ATTEMPTS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class CellCopy:
-    """Cells of a source that vanished. They are copied within the array."""
-
-    path: str
-    old: ChunkRegion
-    new: ChunkRegion
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SyncPlan:
-    """The plan of a sync.
-
-    Attributes
-    ----------
-    sources
-        What happened to the sources.
-    ingest
-        The plan of a new ingest of all sources.
-    arrays
-        What happens to each array, by path.
-    deleted
-        The paths of arrays that no source has any more.
-    documents
-        The zarr.json documents that change, by path.
-    values
-        The parts of coordinates that change.
-    tasks
-        The tasks that write the chunks that are not kept.
-    copies
-        Cells of vanished sources that are copied within an array.
-    catalogue
-        The catalogue after the sync.
-
-    Examples
-    --------
-    >>> SyncPlan(SourceChanges(unchanged=2), None)
-    SyncPlan(2 unchanged: 0 chunk positions kept, 0 moved, 0 written)
-    """
-
-    sources: SourceChanges
-    ingest: IngestPlan | None
-    arrays: Mapping[str, ArrayChanges] = field(default_factory=dict)
-    deleted: tuple[str, ...] = ()
-    documents: Mapping[str, bytes] = field(default_factory=dict)
-    values: tuple[ValueWrite, ...] = ()
-    tasks: tuple[IngestTask, ...] = ()
-    copies: tuple[CellCopy, ...] = ()
-    catalogue: Catalogue = field(default_factory=Catalogue)
-
-    @property
-    def kept(self) -> int:
-        """The number of chunk positions that stay as they are."""
-        return sum(each.kept for each in self.arrays.values())
-
-    @property
-    def moved(self) -> int:
-        """The number of chunk positions whose references move."""
-        return sum(len(each.moved) for each in self.arrays.values())
-
-    @property
-    def written(self) -> int:
-        """The number of chunk positions that are written."""
-        return sum(len(each.written) for each in self.arrays.values())
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the archive is equal to its sources already."""
-        has_work = self.deleted or self.documents or self.values or self.tasks or self.copies
-        return not has_work and all(each.is_unchanged for each in self.arrays.values())
-
-    def __repr__(self) -> str:
-        chunks = f"{self.kept:,} chunk positions kept, {self.moved:,} moved, {self.written:,} written"
-        return f"SyncPlan({self.sources}: {chunks})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,287 +93,6 @@ class SyncResult:
     def sources(self) -> SourceChanges:
         """What happened to the sources."""
         return self.plan.sources
-
-
-# -- chunks -----------------------------------------------------------------------------------------------------------
-
-
-def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: Sequence[str]) -> list[SourceBox]:
-    """Return the cells of every source in an array, as the placements say."""
-    found = []
-    for source in sources:
-        placed = source.placed.get(group)
-        for part in placed.parts() if placed is not None else ():
-            if path not in part.fills:
-                continue
-            extents = [part.extent.get(dim, (0, 0)) for dim in joined]
-            start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
-            first = tuple(part.first.get(dim, 0) for dim in joined) if part.first else ()
-            found.append(SourceBox(source.file.url, source.version, part.fills[path], start, size, first))
-    return found
-
-
-# -- plan -------------------------------------------------------------------------------------------------------------
-
-
-def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive) -> SyncPlan:
-    """Plan a sync. Nothing is read from the sources.
-
-    Raises an error if the sources do not fit together, or if cells of a source that vanished cannot be kept.
-    """
-    before = archive.catalogue or Catalogue()
-    if not found.sources:
-        return SyncPlan(found.changes, None, deleted=tuple(sorted(before.arrays)), catalogue=Catalogue())
-    settings = options.recorded()
-    if archive.catalogue is not None and dict(before.settings) != settings:
-        # The cells of unchanged sources are used in another way.
-        archive = replace(archive, all_foreign=True)
-    chunks = _kept_chunks(before, archive, options)
-    schemas = [source.schema for source in found.sources.values() if source.schema is not None]
-    fresh = plan_ingest(
-        schemas, options, existing=Existing(chunks=chunks, variable_grids=allows_variable_grids(archive.session))
-    )
-    fresh.report.raise_on_errors()
-    for path in fresh.arrays:
-        # An ingest may have written the archive before the first sync. It is written again only if that is asked for.
-        if archive.documents.get(path, {}).get("node_type") == "array" and path not in archive.former:
-            check_grid(path, archive.documents[path])
-    sources = _place(found, fresh.datasets)
-    arrays: dict[str, ArrayChanges] = {}
-    tasks: list[IngestTask] = []
-    copies: list[CellCopy] = []
-    for dataset in fresh.datasets:
-        changes = [
-            _compare(array, dataset.group, before, sources, archive)
-            for array in dataset.arrays
-            if array.kind != "values"
-        ]
-        arrays.update({each.array.path: each for each in changes})
-        copies += _plan_copies(changes, dataset.group, before, sources, found.unreadable, archive)
-        tasks += _plan_tasks(changes, dataset, found.unreadable, options, len(tasks))
-    values = {write.path: write for write in fresh.values}
-    documents, kept_values = _plan_documents(fresh, before, archive, arrays)
-    former = {*before.arrays, *archive.former}
-    deleted = sorted(path for path in former if path not in fresh.arrays and path in archive.documents)
-    catalogue = Catalogue(
-        sources,
-        {path: (array.kind, array.joined) for path, array in sorted(fresh.arrays.items())},
-        {path: _hash(each) for path, each in fresh.documents.items() if path not in fresh.arrays},
-        dict(options.chunks),
-        settings,
-        options.identity(),
-    )
-    writes = tuple(
-        w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)
-    )
-    return SyncPlan(
-        found.changes, fresh, arrays, tuple(deleted), documents, writes, tuple(tasks), tuple(copies), catalogue
-    )
-
-
-def _hash(document: bytes) -> str:
-    return hashlib.blake2b(document, digest_size=8).hexdigest()
-
-
-def _text_of(document: Any) -> str:
-    # NaN is not equal to itself, but its text is.
-    return json.dumps(document, sort_keys=True)
-
-
-def _kept_chunks(
-    before: Catalogue, archive: Archive, options: IngestOptions
-) -> dict[str, tuple[int | tuple[int, ...], ...]]:
-    """Return the chunk lengths of the arrays of the archive, unless the caller asks for others."""
-    if dict(before.chunks) != dict(options.chunks):
-        return {}
-    found = {}
-    for path in before.arrays:
-        document = archive.documents.get(path)
-        if document is not None and document.get("node_type") == "array":
-            check_grid(path, document)
-            found[path] = tuple(lengths.each for lengths in parse_grid(document))
-    return found
-
-
-def _place(found: FoundSources, datasets: Sequence[DatasetPlan]) -> dict[str, CataloguedSource]:
-    """Return the sources with their placements in the plan. A source that stays where it is, is the same object."""
-    placed: dict[str, dict[str, Placement]] = {}
-    for dataset in datasets:
-        named = {each.path: each for each in dataset.arrays}
-        for file in dataset.files:
-            sizes = {d: n for v in file.variables.values() for d, n in zip(v.dims, v.shape, strict=True)}
-            extent = {d: (start, sizes[d]) for d, start in file.origin.items() if d in sizes}
-            own = {path: variable.path for path, variable in file.variables.items() if path in named}
-            first = {d: f for v in file.variables.values() for d, f in zip(v.dims, v.first, strict=False)}
-            part = Placement(extent, own, {d: f for d, f in first.items() if d in extent})
-            groups = placed.setdefault(file.file.url, {})
-            known = groups.get(dataset.group)
-            groups[dataset.group] = part if known is None else replace(known, more=(*known.more, part))
-    result: dict[str, CataloguedSource] = {}
-    for url, source in found.sources.items():
-        now = placed.get(url, {})
-        result[url] = source if dict(source.placed) == now else replace(source, placed=now)
-    return result
-
-
-def _compare(
-    array: ArrayPlan, group: str, before: Catalogue, sources: Mapping[str, CataloguedSource], archive: Archive
-) -> ArrayChanges:
-    new = _boxes(sources.values(), group, array.path, array.joined)
-    every = frozenset(find_recipes(new, joined_lengths(array)))
-    kind, joined = before.arrays.get(array.path, ("", ()))
-    document = archive.documents.get(array.path)
-    if (
-        document is None
-        or archive.all_foreign
-        or (kind, joined) != (array.kind, array.joined)
-        or (array.path in archive.foreign and archive.foreign[array.path] is None)
-        or not can_keep(document, array)
-    ):
-        return ArrayChanges(array, True, every)
-    coords = archive.foreign.get(array.path)
-    axes = [axis for axis, dim in enumerate(array.dims) if dim in array.joined]
-    dirty = frozenset(() if coords is None else map(tuple, coords[:, axes].tolist()))
-    old = _boxes(before.sources.values(), group, array.path, joined)
-    return compare_chunks(array, old, new, document, dirty)
-
-
-def _plan_documents(
-    fresh: IngestPlan, before: Catalogue, archive: Archive, arrays: Mapping[str, ArrayChanges]
-) -> tuple[dict[str, bytes], set[str]]:
-    """Return the documents that change, and the paths of coordinates whose stored values can be compared."""
-    documents: dict[str, bytes] = {}
-    comparable: set[str] = set()
-    for path, document in fresh.documents.items():
-        stored = archive.documents.get(path)
-        if path not in fresh.arrays:
-            # Attributes of groups may have been added by hand. They stay until the sources say something else.
-            if stored is None or before.groups.get(path) not in (None, _hash(document)):
-                documents[path] = document
-            continue
-        change = arrays.get(path)
-        is_kept = not change.is_rewritten if change is not None else False
-        if change is None and stored is not None and not archive.all_foreign and path in before.arrays:
-            is_kept = can_keep(stored, fresh.arrays[path])
-        if is_kept and change is None:
-            comparable.add(path)
-        if not is_kept or _text_of(json.loads(document)) != _text_of(stored):
-            documents[path] = document
-    return documents, comparable
-
-
-def _changed_values(write: ValueWrite, is_comparable: bool, archive: Archive) -> list[ValueWrite]:
-    """Return the part of a coordinate that differs from the stored one."""
-    if not is_comparable:
-        return [write]
-    grid = parse_grid(archive.documents[write.path])
-    return changed_part(write, np.asarray(zarr.open_array(archive.session.store, path=write.path, mode="r")[...]), grid)
-
-
-def _cells(box: Sequence[tuple[int, int]], array: ArrayPlan) -> dict[str, tuple[int, int]]:
-    """Return the cells of a box of chunk positions, by joined dimension."""
-    names = [(d, c, n) for d, c, n in zip(array.dims, array.grid, array.shape, strict=True) if d in array.joined]
-    return {d: (c.start(lo), min(c.start(hi), n)) for (lo, hi), (d, c, n) in zip(box, names, strict=True)}
-
-
-def _plan_tasks(
-    changes: Sequence[ArrayChanges],
-    dataset: DatasetPlan,
-    unreadable: frozenset[str],
-    options: IngestOptions,
-    first: int,
-) -> list[IngestTask]:
-    """Return tasks that write the chunks of a group that are not kept."""
-    layers: dict[tuple[Any, ...], list[ArrayChanges]] = {}
-    for each in changes:
-        if each.written:
-            grid = tuple(joined_lengths(each.array))
-            key = (each.array.kind, each.is_rewritten, each.array.joined, grid, each.written)
-            layers.setdefault(key, []).append(each)
-    files = [file for file in dataset.files if file.file.url not in unreadable]
-    tasks: list[IngestTask] = []
-    for layer in layers.values():
-        arrays = [each.array for each in layer]
-        if arrays[0].kind == "native":
-            for box in cover(layer[0].written):
-                extent = Extent(_cells(box, arrays[0]))
-                for paths, window, chosen, size in plan_native_tasks(arrays, files, extent, options.task_bytes):
-                    tasks.append(IngestTask(first + len(tasks), "native", paths, window, chosen, size))
-            continue
-        chosen_files = [file for file in files if _meets(file, arrays, layer[0].written)]
-        for paths, window, chosen, size in plan_virtual_tasks(arrays, chosen_files, options.files_per_task):
-            tasks.append(IngestTask(first + len(tasks), "virtual", paths, window, chosen, size))
-    return tasks
-
-
-def _meets(file: PlacedFile, arrays: Sequence[ArrayPlan], written: frozenset[Index]) -> bool:
-    """Return whether a file has cells in chunks that are written."""
-    for array in arrays:
-        variable = file.variables.get(array.path)
-        if variable is None:
-            continue
-        lengths = dict(zip(variable.dims, variable.shape, strict=True))
-        start = tuple(file.origin.get(d, 0) for d in array.dims if d in array.joined)
-        size = tuple(lengths[d] for d in array.dims if d in array.joined)
-        if any(p in written for p in SourceBox("", (), "", start, size).positions(joined_lengths(array))):
-            return True
-    return False
-
-
-def _plan_copies(
-    changes: Sequence[ArrayChanges],
-    group: str,
-    before: Catalogue,
-    sources: Mapping[str, CataloguedSource],
-    unreadable: frozenset[str],
-    archive: Archive,
-) -> list[CellCopy]:
-    """Return the cells of vanished sources in chunks that are written again."""
-    copies: list[CellCopy] = []
-    if not unreadable:
-        return copies
-    gone = [sources[url] for url in sorted(unreadable) if url in sources]
-    for each in changes:
-        array = each.array
-        old: dict[str, list[SourceBox]] = {}
-        for box in _boxes((before.sources[s.file.url] for s in gone), group, array.path, array.joined):
-            old.setdefault(box.url, []).append(box)
-        for box in _boxes(gone, group, array.path, array.joined):
-            grid = joined_lengths(array)
-            positions = [p for p in box.positions(grid) if p in each.written]
-            if not positions:
-                continue
-            is_foreign = array.path in archive.foreign or archive.all_foreign
-            former = next((b for b in old.get(box.url, ()) if b.holds(box)), None)
-            if each.is_rewritten or former is None or array.kind != "native" or is_foreign:
-                raise InvalidInputError(
-                    f"{box.url} no longer exists, and /{array.path} must be written again. Restore the file, or use "
-                    "vanished='remove' (--vanished remove)",
-                    url=box.url,
-                    path=array.path,
-                )
-            for position in positions:
-                low = [max(s, c.start(i)) for s, i, c in zip(box.start, position, grid, strict=True)]
-                high = [
-                    min(s + n, c.start(i + 1)) for s, n, i, c in zip(box.start, box.size, position, grid, strict=True)
-                ]
-                shift = [a - b for a, b in zip(former.origin, box.origin, strict=True)]
-                copies.append(
-                    CellCopy(
-                        array.path,
-                        _region(array, [(a + s, b + s) for a, b, s in zip(low, high, shift, strict=True)]),
-                        _region(array, list(zip(low, high, strict=True))),
-                    )
-                )
-    return copies
-
-
-def _region(array: ArrayPlan, bounds: Sequence[tuple[int, int]]) -> ChunkRegion:
-    joined = iter(bounds)
-    return tuple(
-        slice(*next(joined)) if dim in array.joined else slice(0, length)
-        for dim, length in zip(array.dims, array.shape, strict=True)
-    )
 
 
 # -- execution --------------------------------------------------------------------------------------------------------
@@ -746,12 +355,14 @@ def _is_done(plan: SyncPlan, archive: Archive) -> bool:
     return _same_sources(plan.catalogue.sources, known)
 
 
-def _same_sources(sources: Mapping[str, CataloguedSource], known: Catalogue) -> bool:
+def _same_sources(sources: SourceTable, known: Catalogue) -> bool:
+    """Return whether sources are those of a catalogue, with the same versions and positions."""
+    if len(sources) != len(known.sources) or not all(batch.is_stored for batch in sources.batches):
+        return False
     # When a version was asked for is recorded with the next change.
-    return sources.keys() == known.sources.keys() and all(
-        replace(source, listed=known.sources[url].listed) == known.sources[url]
-        for url, source in sources.items()
-        if source is not known.sources[url]
+    return all(
+        (before := known.sources.get(url)) is not None and replace(source, listed=before.listed) == before
+        for url, source in sources.singles.items()
     )
 
 
@@ -783,8 +394,10 @@ def _metadata(
     if plan.ingest is not None:
         changed = {*plan.sources.added, *plan.sources.replaced, *plan.sources.touched}
         files = [file for file in job.files if file.url in changed]
-        entry = keep_record(repository, base, ingest_metadata(plan.ingest, files, **facts))
-    catalogue = write_catalogue(repository, base.metadata, job.options.group, archive.stored, plan.catalogue)
+        done = replace(plan.ingest, tasks=plan.tasks)
+        entry = keep_record(repository, base, ingest_metadata(done, files, **facts))
+    group, rename = job.options.group, job.options.rename
+    catalogue = write_catalogue(repository, base.metadata, group, archive.stored, plan.catalogue, rename)
     return {**entry, **catalogue, **(job.settings.metadata or {})}
 
 

@@ -20,6 +20,7 @@ from icefloe.codec_pipeline import has_variable_grids
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
+from icefloe.ingest.catalogue import SourceRun
 from icefloe.ingest.cf import packing_of
 from icefloe.ingest.chunk_grids import (
     ChunkRegion,
@@ -50,6 +51,29 @@ class PlacedFile:
     format: str
     origin: Mapping[str, int]
     variables: Mapping[str, SourceVariable]
+    run: SourceRun | None = None
+    """The sources that it stands for, if they are planned like one file."""
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...]]:
+        """What tells it apart from other files, and from other parts of the same file."""
+        return self.file.url, tuple(self.origin.values())
+
+    def files(self, window: Window) -> list[PlacedFile]:
+        """Return the files of a run that have cells in a window. A single file is returned as it is."""
+        run = self.run
+        if run is None:
+            return [self]
+        origin = self.origin[run.dim]
+        first, end = window.get(run.dim, (origin, origin + len(run) * run.length))
+        variables = {}
+        for path, v in self.variables.items():
+            shape = tuple(run.length if d == run.dim else n for d, n in zip(v.dims, v.shape, strict=True))
+            variables[path] = replace(v, shape=shape)
+        return [
+            PlacedFile(run.file(i), self.format, {**self.origin, run.dim: origin + i * run.length}, variables)
+            for i in run.between(first - origin, end - origin)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

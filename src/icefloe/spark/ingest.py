@@ -21,7 +21,8 @@ from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
-from icefloe.ingest.sync import SyncPlan, SyncResult, SyncSettings, sync_sources
+from icefloe.ingest.sync import SyncResult, SyncSettings, sync_sources
+from icefloe.ingest.sync_plan import SyncPlan
 from icefloe.ingest.write_tasks import IngestTask, TaskResult
 from icefloe.model.virtual_chunk_container import VirtualChunkContainer
 from icefloe.repository import Repository

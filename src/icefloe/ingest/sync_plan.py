@@ -1,0 +1,710 @@
+"""Plan a sync: compare where every source is in a new ingest of all sources with where the last sync put it.
+
+A chunk that consists of the same cells of the same versions of sources is kept. If it is at another position, its
+reference is moved. Only the other chunks are written.
+
+Unchanged sources are planned in runs. The sources of a batch have equal schemas, and the last sync planned them
+together with the same options. Where they follow each other along the only joined dimension of their group, a plan of
+one source with all of their cells is equal to a plan of each of them. The cost of a nightly sync then depends on what
+changed, not on the length of the archive. Everything else is planned source by source: new and changed ones, sources
+without a numeric coordinate, groups with several joined dimensions, and the first source of every batch, because arrays
+take their attributes and everything that is not joined from it. Runs end where such a source has coordinates, so that
+it never lies within a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from icefloe.codec_pipeline import check_grid
+from icefloe.errors import InvalidInputError
+from icefloe.ingest.array_plan import (
+    ArrayChanges,
+    ArrayPlan,
+    MovedSpan,
+    ValueWrite,
+    can_keep,
+    changed_part,
+    compare_chunks,
+    joined_lengths,
+)
+from icefloe.ingest.catalogue import Catalogue, CataloguedSource, Placement, SourceBatch, SourceRun, SourceTable
+from icefloe.ingest.chunk_grids import ChunkRegion, Index, SourceBox, cover, find_recipes
+from icefloe.ingest.local_ingest import Archive, allows_variable_grids
+from icefloe.ingest.placement import Existing
+from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
+from icefloe.ingest.record import FoundSources, SourceChanges
+from icefloe.ingest.source_model import SourceSchema
+from icefloe.ingest.sources import IngestOptions, in_natural_order
+from icefloe.ingest.write_tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
+from icefloe.model.zarr_document import parse_grid
+
+
+@dataclass(frozen=True, slots=True)
+class CellCopy:
+    """Cells of a source that vanished. They are copied within the array."""
+
+    path: str
+    old: ChunkRegion
+    new: ChunkRegion
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SyncPlan:
+    """The plan of a sync.
+
+    Attributes
+    ----------
+    sources
+        What happened to the sources.
+    ingest
+        The plan of a new ingest of all sources.
+    arrays
+        What happens to each array, by path.
+    deleted
+        The paths of arrays that no source has any more.
+    documents
+        The zarr.json documents that change, by path.
+    values
+        The parts of coordinates that change.
+    tasks
+        The tasks that write the chunks that are not kept.
+    copies
+        Cells of vanished sources that are copied within an array.
+    catalogue
+        The catalogue after the sync.
+
+    Examples
+    --------
+    >>> SyncPlan(SourceChanges(unchanged=2), None)
+    SyncPlan(2 unchanged: 0 chunk positions kept, 0 moved, 0 written)
+    """
+
+    sources: SourceChanges
+    ingest: IngestPlan | None
+    arrays: Mapping[str, ArrayChanges] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    values: tuple[ValueWrite, ...] = ()
+    tasks: tuple[IngestTask, ...] = ()
+    copies: tuple[CellCopy, ...] = ()
+    catalogue: Catalogue = field(default_factory=Catalogue)
+
+    @property
+    def kept(self) -> int:
+        """The number of chunk positions that stay as they are."""
+        return sum(each.kept for each in self.arrays.values())
+
+    @property
+    def moved(self) -> int:
+        """The number of chunk positions whose references move."""
+        return sum(len(each.moved) for each in self.arrays.values())
+
+    @property
+    def written(self) -> int:
+        """The number of chunk positions that are written."""
+        return sum(len(each.written) for each in self.arrays.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the archive is equal to its sources already."""
+        has_work = self.deleted or self.documents or self.values or self.tasks or self.copies
+        return not has_work and all(each.is_unchanged for each in self.arrays.values())
+
+    def __repr__(self) -> str:
+        chunks = f"{self.kept:,} chunk positions kept, {self.moved:,} moved, {self.written:,} written"
+        return f"SyncPlan({self.sources}: {chunks})"
+
+
+def _boxes(sources: Iterable[CataloguedSource], group: str, path: str, joined: Sequence[str]) -> list[SourceBox]:
+    """Return the cells of every source in an array, as the placements say."""
+    found = []
+    for source in sources:
+        placed = source.placed.get(group)
+        for part in placed.parts() if placed is not None else ():
+            if path not in part.fills:
+                continue
+            extents = [part.extent.get(dim, (0, 0)) for dim in joined]
+            start, size = tuple(first for first, _ in extents), tuple(length for _, length in extents)
+            first = tuple(part.first.get(dim, 0) for dim in joined) if part.first else ()
+            found.append(SourceBox(source.file.url, source.version, part.fills[path], start, size, first))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacedSources:
+    """The sources of the last sync and of this one. Those of runs are in neither list."""
+
+    old: Sequence[CataloguedSource]
+    new: Sequence[CataloguedSource]
+    runs: Sequence[tuple[SourceRun, PlacedFile]] = ()
+    unreadable: frozenset[str] = frozenset()
+    """The URLs of sources that vanished and stay in the archive."""
+
+    def is_unreadable(self, run: SourceRun) -> bool:
+        return run.batch.urls[0] in self.unreadable
+
+
+def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive, *, in_runs: bool = True) -> SyncPlan:
+    """Plan a sync. Nothing is read from the sources.
+
+    `in_runs`: unchanged sources are planned in runs where possible. The plan is the same without them.
+
+    Raises an error if the sources do not fit together, or if cells of a source that vanished cannot be kept.
+    """
+    before = archive.catalogue or Catalogue()
+    if not found.sources:
+        return SyncPlan(found.changes, None, deleted=tuple(sorted(before.arrays)), catalogue=Catalogue())
+    settings = options.recorded()
+    if archive.catalogue is not None and dict(before.settings) != settings:
+        # The cells of unchanged sources are used in another way.
+        archive = replace(archive, all_foreign=True)
+    chunks = _kept_chunks(before, archive, options)
+    existing = Existing(chunks=chunks, variable_grids=allows_variable_grids(archive.session))
+    is_regular = all(isinstance(each, int) for lengths in chunks.values() for each in lengths)
+    can_run = in_runs and is_regular and not archive.all_foreign
+    fresh, runs = _plan_fresh(found, before, options, existing, can_run=can_run)
+    for path in fresh.arrays:
+        # An ingest may have written the archive before the first sync. It is written again only if that is asked for.
+        if archive.documents.get(path, {}).get("node_type") == "array" and path not in archive.former:
+            check_grid(path, archive.documents[path])
+    sources = _place(found, fresh.datasets)
+    together = {url for run in runs for url in run.urls}
+    old = [before.sources[url] for url in before.sources if url not in together]
+    new = [sources[url] for url in sources if url not in together]
+    arrays: dict[str, ArrayChanges] = {}
+    tasks: list[IngestTask] = []
+    copies: list[CellCopy] = []
+    for dataset in fresh.datasets:
+        own = [(file.run, file) for file in dataset.files if file.run is not None]
+        placed = _PlacedSources(old, new, own, found.unreadable)
+        changes = [
+            _compare(array, dataset.group, before, placed, archive)
+            for array in dataset.arrays
+            if array.kind != "values"
+        ]
+        arrays.update({each.array.path: each for each in changes})
+        copies += _plan_copies(changes, dataset.group, placed, archive)
+        tasks += _plan_tasks(changes, dataset, found.unreadable, options, len(tasks))
+    values = {write.path: write for write in fresh.values}
+    documents, kept_values = _plan_documents(fresh, before, archive, arrays)
+    former = {*before.arrays, *archive.former}
+    deleted = sorted(path for path in former if path not in fresh.arrays and path in archive.documents)
+    catalogue = Catalogue(
+        sources,
+        {path: (array.kind, array.joined) for path, array in sorted(fresh.arrays.items())},
+        {path: _hash(each) for path, each in fresh.documents.items() if path not in fresh.arrays},
+        dict(options.chunks),
+        settings,
+        options.identity(),
+    )
+    writes = tuple(
+        w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)
+    )
+    return SyncPlan(
+        found.changes, fresh, arrays, tuple(deleted), documents, writes, tuple(tasks), tuple(copies), catalogue
+    )
+
+
+def _plan_fresh(
+    found: FoundSources, before: Catalogue, options: IngestOptions, existing: Existing, *, can_run: bool
+) -> tuple[IngestPlan, Sequence[SourceRun]]:
+    """Plan a new ingest of all sources. Unchanged ones are planned in runs where that gives the same plan."""
+    is_same = can_run and before.planned_with is not None and before.planned_with == options.identity()
+    runs = choose_runs(found, before, options) if is_same else []
+    urls, size = _list_sources(found)
+    while True:
+        in_runs = {url for run in runs for url in run.urls}
+        named: dict[str, list[SourceRun]] = {}
+        for run in runs:
+            named.setdefault(next((u for u, r in named.items() if r[0].batch is run.batch), run.urls[0]), []).append(
+                run
+            )
+        single = [url for url in found.sources if url not in in_runs or url in named]
+        schemas = [schema for url in single if (schema := found.sources[url].schema) is not None]
+        try:
+            fresh = plan_ingest(schemas, options, existing=existing, runs=named)
+            fresh.report.raise_on_errors()
+        except InvalidInputError:
+            # Errors name the sources that do not fit, which may be anywhere in a run.
+            if not runs:
+                raise
+        else:
+            if all(_has_same_plan(dataset, in_runs, before) for dataset in fresh.datasets):
+                return replace(fresh, sources=urls, source_bytes=size), runs
+        runs = []
+
+
+def _list_sources(found: FoundSources) -> tuple[tuple[str, ...], int]:
+    """Return the URLs of all sources in their natural order, and their size."""
+    urls = list(found.order)
+    if found.unreadable:
+        urls = in_natural_order(list(found.sources))
+    size = sum(source.file.size_bytes for source in found.sources.singles.values())
+    return tuple(urls), size + sum(sum(batch.columns[1]) for batch in found.sources.batches)
+
+
+def _has_same_plan(dataset: DatasetPlan, in_runs: set[str], before: Catalogue) -> bool:
+    """Return whether the plan of runs of a group is the plan of their sources."""
+    arrays = {array.path: array for array in dataset.arrays}
+    for path, array in arrays.items() if any(file.run is not None for file in dataset.files) else ():
+        # Chunks of different lengths, and whether an array is referenced, depend on the number of files of a kind.
+        if not array.is_regular or before.arrays.get(path, (array.kind,))[0] != array.kind:
+            return False
+    for file in dataset.files:
+        run = file.run
+        if run is None:
+            if file.file.url in in_runs:
+                return False
+            continue
+        if dataset.extent.bounds.keys() != {run.dim}:
+            return False
+        for path, variable in file.variables.items():
+            array = arrays[path]
+            # References need chunks that end where files end.
+            is_cut = array.kind == "virtual" and run.length % array.chunks[0] != 0
+            if variable.dims[:1] != (run.dim,) or variable.whole is not None or is_cut:
+                return False
+    return True
+
+
+def _hash(document: bytes) -> str:
+    return hashlib.blake2b(document, digest_size=8).hexdigest()
+
+
+def _text_of(document: Any) -> str:
+    # NaN is not equal to itself, but its text is.
+    return json.dumps(document, sort_keys=True)
+
+
+def _kept_chunks(
+    before: Catalogue, archive: Archive, options: IngestOptions
+) -> dict[str, tuple[int | tuple[int, ...], ...]]:
+    """Return the chunk lengths of the arrays of the archive, unless the caller asks for others."""
+    if dict(before.chunks) != dict(options.chunks):
+        return {}
+    found = {}
+    for path in before.arrays:
+        document = archive.documents.get(path)
+        if document is not None and document.get("node_type") == "array":
+            check_grid(path, document)
+            found[path] = tuple(lengths.each for lengths in parse_grid(document))
+    return found
+
+
+def _place(found: FoundSources, datasets: Sequence[DatasetPlan]) -> SourceTable:
+    """Return the sources with their placements in the plan. A source that stays where it is, stays as it is."""
+    placed: dict[str, dict[str, Placement]] = {}
+    moved: dict[int, dict[tuple[str, str], npt.NDArray[np.int64]]] = {}
+    in_runs: dict[int, npt.NDArray[np.bool_]] = {}
+    for dataset in datasets:
+        named = {each.path: each for each in dataset.arrays}
+        for file in dataset.files:
+            own = {path: variable.path for path, variable in file.variables.items() if path in named}
+            if (run := file.run) is not None and dict(run.batch.template.placed[run.group].fills) == own:
+                starts = moved.setdefault(id(run.batch), {key: each.copy() for key, each in run.batch.starts.items()})
+                starts[run.group, run.dim][run.rows] = file.origin[run.dim] + run.length * np.arange(len(run))
+                in_runs.setdefault(id(run.batch), np.zeros(len(run.batch), dtype=bool))[run.rows] = True
+                continue
+            for each in file.files({}):
+                sizes = {d: n for v in each.variables.values() for d, n in zip(v.dims, v.shape, strict=True)}
+                extent = {d: (start, sizes[d]) for d, start in each.origin.items() if d in sizes}
+                first = {d: f for v in each.variables.values() for d, f in zip(v.dims, v.first, strict=False)}
+                part = Placement(extent, own, {d: f for d, f in first.items() if d in extent})
+                groups = placed.setdefault(each.file.url, {})
+                known = groups.get(dataset.group)
+                groups[dataset.group] = part if known is None else replace(known, more=(*known.more, part))
+    batches: list[SourceBatch] = []
+    singles: list[CataloguedSource] = []
+    for batch in found.sources.batches:
+        is_placed = in_runs.get(id(batch), np.zeros(len(batch), dtype=bool))
+        stays = is_placed.copy()
+        starts = moved.get(id(batch), {})
+        for key, firsts in starts.items():
+            stays &= firsts == batch.starts[key]
+        for row in np.flatnonzero(~is_placed).tolist():
+            source, now = found.sources[batch.urls[row]], placed.get(batch.urls[row], {})
+            stays[row] = dict(source.placed) == now
+            singles += [] if stays[row] else [replace(source, placed=now)]
+        batches.append(batch.take(np.flatnonzero(stays)))
+        if len(away := np.flatnonzero(is_placed & ~stays)):
+            batches.append(replace(batch, starts=starts, is_stored=False, moved_from=batch.starts).take(away))
+    for url, source in found.sources.singles.items():
+        now = placed.get(url, {})
+        singles.append(source if dict(source.placed) == now else replace(source, placed=now))
+    return SourceTable(batches, singles)
+
+
+def _compare(array: ArrayPlan, group: str, before: Catalogue, placed: _PlacedSources, archive: Archive) -> ArrayChanges:
+    kind, joined = before.arrays.get(array.path, ("", ()))
+    document = archive.documents.get(array.path)
+    new = _boxes(placed.new, group, array.path, array.joined)
+    if (
+        document is None
+        or archive.all_foreign
+        or (kind, joined) != (array.kind, array.joined)
+        or (array.path in archive.foreign and archive.foreign[array.path] is None)
+        or not can_keep(document, array)
+    ):
+        grid = joined_lengths(array)
+        every = {*find_recipes(new, grid)}
+        for run, file in placed.runs:
+            if array.path in file.variables:
+                box = SourceBox("", (), "", (file.origin[run.dim],), (len(run) * run.length,))
+                every.update(box.positions(grid))
+        return ArrayChanges(array, True, frozenset(every))
+    coords = archive.foreign.get(array.path)
+    axes = [axis for axis, dim in enumerate(array.dims) if dim in array.joined]
+    dirty = frozenset(() if coords is None else map(tuple, coords[:, axes].tolist()))
+    old = _boxes(placed.old, group, array.path, joined)
+    spans = []
+    for run, file in placed.runs:
+        span, former, now = _compare_run(run, file, array)
+        spans += [span] if span is not None else []
+        old += former
+        new += now
+    return compare_chunks(array, old, new, document, dirty, spans)
+
+
+def _compare_run(
+    run: SourceRun, file: PlacedFile, array: ArrayPlan
+) -> tuple[MovedSpan | None, list[SourceBox], list[SourceBox]]:
+    """Return the chunks that only have cells of a run, and the cells of its sources in other chunks, old and new."""
+    fills, variable = run.batch.template.placed[run.group].fills, file.variables.get(array.path)
+    if array.path not in fills and variable is None:
+        return None, [], []
+    (chunk,) = (lengths.longest for lengths in joined_lengths(array))
+    start, cells = file.origin[run.dim], len(run) * run.length
+    shift = start - run.start
+    first, end = -(-start // chunk), (start + cells) // chunk
+    span = MovedSpan(first, end, shift // chunk) if end > first and shift % chunk == 0 else None
+    if variable is None or fills.get(array.path) != variable.path:
+        span = None
+    indexes: Iterable[int] = range(len(run))
+    if span is not None:
+        edges = (*run.between(0, first * chunk - start), *run.between(end * chunk - start, cells))
+        indexes = dict.fromkeys(edges)
+    old, new = [], []
+    for index in indexes:
+        url, version, offset = run.file(index).url, run.version(index), index * run.length
+        if array.path in fills:
+            old.append(SourceBox(url, version, fills[array.path], (run.start + offset,), (run.length,)))
+        if variable is not None:
+            new.append(SourceBox(url, version, variable.path, (start + offset,), (run.length,)))
+    return span, old, new
+
+
+def _plan_documents(
+    fresh: IngestPlan, before: Catalogue, archive: Archive, arrays: Mapping[str, ArrayChanges]
+) -> tuple[dict[str, bytes], set[str]]:
+    """Return the documents that change, and the paths of coordinates whose stored values can be compared."""
+    documents: dict[str, bytes] = {}
+    comparable: set[str] = set()
+    for path, document in fresh.documents.items():
+        stored = archive.documents.get(path)
+        if path not in fresh.arrays:
+            # Attributes of groups may have been added by hand. They stay until the sources say something else.
+            if stored is None or before.groups.get(path) not in (None, _hash(document)):
+                documents[path] = document
+            continue
+        change = arrays.get(path)
+        is_kept = not change.is_rewritten if change is not None else False
+        if change is None and stored is not None and not archive.all_foreign and path in before.arrays:
+            is_kept = can_keep(stored, fresh.arrays[path])
+        if is_kept and change is None:
+            comparable.add(path)
+        if not is_kept or _text_of(json.loads(document)) != _text_of(stored):
+            documents[path] = document
+    return documents, comparable
+
+
+def _changed_values(write: ValueWrite, is_comparable: bool, archive: Archive) -> list[ValueWrite]:
+    """Return the part of a coordinate that differs from the stored one."""
+    if not is_comparable:
+        return [write]
+    grid = parse_grid(archive.documents[write.path])
+    return changed_part(write, np.asarray(zarr.open_array(archive.session.store, path=write.path, mode="r")[...]), grid)
+
+
+def _cells(box: Sequence[tuple[int, int]], array: ArrayPlan) -> dict[str, tuple[int, int]]:
+    """Return the cells of a box of chunk positions, by joined dimension."""
+    names = [(d, c, n) for d, c, n in zip(array.dims, array.grid, array.shape, strict=True) if d in array.joined]
+    return {d: (c.start(lo), min(c.start(hi), n)) for (lo, hi), (d, c, n) in zip(box, names, strict=True)}
+
+
+def _plan_tasks(
+    changes: Sequence[ArrayChanges],
+    dataset: DatasetPlan,
+    unreadable: frozenset[str],
+    options: IngestOptions,
+    first: int,
+) -> list[IngestTask]:
+    """Return tasks that write the chunks of a group that are not kept."""
+    layers: dict[tuple[Any, ...], list[ArrayChanges]] = {}
+    for each in changes:
+        if each.written:
+            grid = tuple(joined_lengths(each.array))
+            key = (each.array.kind, each.is_rewritten, each.array.joined, grid, each.written)
+            layers.setdefault(key, []).append(each)
+    files = [file for file in dataset.files if file.file.url not in unreadable]
+    tasks: list[IngestTask] = []
+    for layer in layers.values():
+        arrays = [each.array for each in layer]
+        extents = [Extent(_cells(box, arrays[0])) for box in cover(layer[0].written)]
+        if arrays[0].kind == "native":
+            for extent in extents:
+                near = [each for file in files for each in file.files(extent.bounds)]
+                for paths, window, chosen, size in plan_native_tasks(arrays, near, extent, options.task_bytes):
+                    tasks.append(IngestTask(first + len(tasks), "native", paths, window, chosen, size))
+            continue
+        near = list({each.key: each for file in files for x in extents for each in file.files(x.bounds)}.values())
+        chosen_files = [file for file in near if _meets(file, arrays, layer[0].written)]
+        for paths, window, chosen, size in plan_virtual_tasks(arrays, chosen_files, options.files_per_task):
+            tasks.append(IngestTask(first + len(tasks), "virtual", paths, window, chosen, size))
+    return tasks
+
+
+def _meets(file: PlacedFile, arrays: Sequence[ArrayPlan], written: frozenset[Index]) -> bool:
+    """Return whether a file has cells in chunks that are written."""
+    for array in arrays:
+        variable = file.variables.get(array.path)
+        if variable is None:
+            continue
+        lengths = dict(zip(variable.dims, variable.shape, strict=True))
+        start = tuple(file.origin.get(d, 0) for d in array.dims if d in array.joined)
+        size = tuple(lengths[d] for d in array.dims if d in array.joined)
+        if any(p in written for p in SourceBox("", (), "", start, size).positions(joined_lengths(array))):
+            return True
+    return False
+
+
+def _plan_copies(
+    changes: Sequence[ArrayChanges], group: str, placed: _PlacedSources, archive: Archive
+) -> list[CellCopy]:
+    """Return the cells of vanished sources in chunks that are written again."""
+    copies: list[CellCopy] = []
+    if not placed.unreadable:
+        return copies
+    former_gone = [source for source in placed.old if source.file.url in placed.unreadable]
+    gone = [source for source in placed.new if source.file.url in placed.unreadable]
+    for each in changes:
+        array, grid = each.array, joined_lengths(each.array)
+        old: dict[str, list[SourceBox]] = {}
+        former_boxes = _boxes(former_gone, group, array.path, array.joined)
+        boxes = _boxes(gone, group, array.path, array.joined)
+        for run, file in placed.runs if each.written else ():
+            if placed.is_unreadable(run):
+                former_cells, now = _run_boxes(run, file, array, each.written)
+                former_boxes += former_cells
+                boxes += now
+        for box in former_boxes:
+            old.setdefault(box.url, []).append(box)
+        for box in boxes:
+            positions = [p for p in box.positions(grid) if p in each.written]
+            if not positions:
+                continue
+            is_foreign = array.path in archive.foreign or archive.all_foreign
+            former = next((b for b in old.get(box.url, ()) if b.holds(box)), None)
+            if each.is_rewritten or former is None or array.kind != "native" or is_foreign:
+                raise InvalidInputError(
+                    f"{box.url} no longer exists, and /{array.path} must be written again. Restore the file, or use "
+                    "vanished='remove' (--vanished remove)",
+                    url=box.url,
+                    path=array.path,
+                )
+            for position in positions:
+                low = [max(s, c.start(i)) for s, i, c in zip(box.start, position, grid, strict=True)]
+                high = [
+                    min(s + n, c.start(i + 1)) for s, n, i, c in zip(box.start, box.size, position, grid, strict=True)
+                ]
+                shift = [a - b for a, b in zip(former.origin, box.origin, strict=True)]
+                copies.append(
+                    CellCopy(
+                        array.path,
+                        _region(array, [(a + s, b + s) for a, b, s in zip(low, high, shift, strict=True)]),
+                        _region(array, list(zip(low, high, strict=True))),
+                    )
+                )
+    return copies
+
+
+def _run_boxes(
+    run: SourceRun, file: PlacedFile, array: ArrayPlan, written: frozenset[Index]
+) -> tuple[list[SourceBox], list[SourceBox]]:
+    """Return the old and the new cells of the sources of a run that have cells in chunks that are written."""
+    if array.path not in file.variables:
+        return [], []
+    (chunk,) = (lengths.longest for lengths in joined_lengths(array))
+    start, name = file.origin[run.dim], file.variables[array.path].path
+    indexes: dict[int, None] = {}
+    for ((low, high),) in cover(written):
+        indexes.update(dict.fromkeys(run.between(low * chunk - start, high * chunk - start)))
+    had = array.path in run.batch.template.placed[run.group].fills
+    boxes = [
+        SourceBox(run.file(i).url, run.version(i), name, (start + i * run.length,), (run.length,)) for i in indexes
+    ]
+    shift = run.start - start
+    return [replace(box, start=(box.start[0] + shift,)) for box in boxes if had], boxes
+
+
+def _region(array: ArrayPlan, bounds: Sequence[tuple[int, int]]) -> ChunkRegion:
+    joined = iter(bounds)
+    return tuple(
+        slice(*next(joined)) if dim in array.joined else slice(0, length)
+        for dim, length in zip(array.dims, array.shape, strict=True)
+    )
+
+
+# -- runs of unchanged sources ----------------------------------------------------------------------------------------
+
+_SHORTEST_BATCH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A batch whose sources may be runs. Its rows are in the order of their positions."""
+
+    batch: SourceBatch
+    group: str
+    dim: str
+    length: int
+    rows: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.int64]
+    low: npt.NDArray[Any]
+    high: npt.NDArray[Any]
+    """The least and the greatest coordinate of each source, negative if coordinates fall."""
+    sign: int
+    units: tuple[Any, Any]
+
+
+def choose_runs(found: FoundSources, before: Catalogue, options: IngestOptions) -> list[SourceRun]:
+    """Return runs of unchanged sources. All other sources are planned one by one."""
+    if options.pattern is not None or options.longitudes is not None or options.tolerance is not None:
+        return []
+    joined: dict[str, set[str]] = {}
+    for path, (_, dims) in before.arrays.items():
+        joined.setdefault(path.rpartition("/")[0], set()).update(dims)
+    candidates = [each for batch in found.sources.batches if (each := _candidate(batch, joined, found, options))]
+    taken = {id(each.batch): {*each.rows.tolist()} for each in candidates}
+    singles: list[CataloguedSource] = list(found.sources.singles.values())
+    for batch in found.sources.batches:
+        chosen = taken.get(id(batch), set())
+        singles += [batch.source(row) for row in range(len(batch)) if row not in chosen]
+    runs: list[SourceRun] = []
+    for group, dim in {(each.group, each.dim): None for each in candidates}:
+        alike = [each for each in candidates if (each.group, each.dim) == (group, dim)]
+        ranges = _find_ranges(singles, dim, {each.units for each in alike}, options)
+        if ranges is None:
+            continue
+        cuts = np.unique(np.concatenate([_find_cuts(each, ranges) for each in alike]))
+        for each in alike:
+            bounds = np.unique(np.searchsorted(each.starts, cuts))
+            pieces = np.split(each.rows, bounds[(bounds > 0) & (bounds < len(each.rows))])
+            runs += [SourceRun(each.batch, piece, group, dim, each.length) for piece in pieces if len(piece) > 1]
+    return runs
+
+
+def _candidate(
+    batch: SourceBatch, joined: Mapping[str, set[str]], found: FoundSources, options: IngestOptions
+) -> _Candidate | None:
+    """Return the rows of a batch that may be in runs, or None if its sources must be planned one by one."""
+    schema, placed = batch.template.schema, batch.template.placed
+    if len(batch) < _SHORTEST_BATCH or schema is None or len(placed) != 1 or len(batch.starts) != 1:
+        return None
+    ((group, dim),) = batch.starts
+    length = placed[group].extent[dim][1]
+    if joined.get(group) != {dim} or dim in options.sort or dim in options.flip or not length:
+        return None
+    along = {p: v for p, v in schema.variables.items() if dim in _dims(v.dims, options)}
+    names = [_name(path, options) for path in along]
+    if len(set(names)) < len(names) or any(_dims(v.dims, options)[0] != dim for v in along.values()):
+        return None
+    own = next((p for p, v in along.items() if _name(p, options) == dim and len(v.dims) == 1), None)
+    if own is None or any(path in along and path not in batch.values for path in schema.coordinates):
+        return None
+    values = batch.values.get(own)
+    if values is None or values.shape[1] != length or bool(np.isnan(values).any()):
+        return None
+    rows = np.argsort(batch.starts[group, dim], kind="stable")
+    first = _first_row(batch, found)
+    rows = rows[rows != first]
+    sign = 1 if values[rows[-1], 0] > values[rows[0], 0] else -1
+    if length == 1 and sign < 0:
+        # Another source made the coordinates fall. Without it, coordinates of one value each rise.
+        return None
+    # The negative of unsigned numbers and of the least integer is another number.
+    cells = values[rows].astype(np.float64) * sign
+    low, high = cells.min(axis=1), cells.max(axis=1)
+    if not bool((low[1:] > high[:-1]).all()):
+        return None
+    return _Candidate(
+        batch, group, dim, length, rows, batch.starts[group, dim][rows], low, high, sign, _units(schema, own)
+    )
+
+
+def _first_row(batch: SourceBatch, found: FoundSources) -> int:
+    """Return the source of a batch that is the first one among the sorted names."""
+    if batch.urls[0] in found.unreadable:
+        return batch.urls.index(in_natural_order(batch.urls)[0])
+    numbers = [found.order[url] for url in batch.urls]
+    return numbers.index(min(numbers))
+
+
+def _name(path: str, options: IngestOptions) -> str:
+    name = path.rpartition("/")[2]
+    return options.rename.get(name, name)
+
+
+def _dims(dims: Sequence[str], options: IngestOptions) -> tuple[str, ...]:
+    return tuple(options.rename.get(dim, dim) for dim in dims)
+
+
+def _units(schema: SourceSchema, path: str) -> tuple[Any, Any]:
+    attributes = schema.variables[path].attributes
+    return attributes.get("units"), attributes.get("calendar")
+
+
+def _find_ranges(
+    sources: Iterable[CataloguedSource], dim: str, units: set[tuple[Any, Any]], options: IngestOptions
+) -> npt.NDArray[np.float64] | None:
+    """Return the least and the greatest coordinate of sources along a dimension.
+
+    None if they cannot be compared with those of runs.
+    """
+    found: list[tuple[float, float]] = []
+    for source in sources:
+        schema = source.schema
+        if schema is None:
+            return None
+        along = [p for p, v in schema.variables.items() if dim in _dims(v.dims, options) or _name(p, options) == dim]
+        own = [path for path in along if _name(path, options) == dim]
+        if along and not own:
+            return None
+        for path in own:
+            values = schema.coordinates[path].values if path in schema.coordinates else None
+            if values is None or values.dtype.kind not in "iuf" or units != {_units(schema, path)}:
+                return None
+            if values.size:
+                wide = values.astype(np.float64)
+                found.append((float(wide.min()), float(wide.max())))
+    result = np.array(found, dtype=np.float64).reshape(len(found), 2)
+    return None if bool(np.isnan(result).any()) else result
+
+
+def _find_cuts(each: _Candidate, ranges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return the cells at which runs end: between sources that are not neighbours, and at other sources."""
+    ends = each.starts + each.length
+    apart = each.starts[1:] != ends[:-1]
+    edges = np.append(each.starts, ends[-1])
+    low, high = np.sort(ranges * each.sign, axis=1).T
+    first, last = np.searchsorted(each.high, low), np.searchsorted(each.low, high, side="right")
+    within = [edges[a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return np.concatenate([edges[[0, -1]], each.starts[1:][apart], ends[:-1][apart], *within])
