@@ -2,7 +2,8 @@
 
 Run it by itself: `python -m benchmarks.day_in_the_life [--years 10] [--chunk 1] [--mode native virtual]`. Small daily
 files are written and synced. After 1, 2, 5 and 10 years, one night is measured: one new, one re-issued and one late
-file.
+file. The files have the modification times of their days. A file that is younger than two seconds when it is listed is
+read again by the next sync, because it may have changed since then, and files of an archive are older.
 
 The official package does what it can do. By value, xarray appends the new file and writes the region of the re-issued
 one. By reference, VirtualiZarr does the same with `to_icechunk`, if it is installed. In both cases the caller has to
@@ -42,6 +43,10 @@ LATE = YEAR // 2
 """So many days before the end of the archive, a file is missing until the measured night."""
 
 
+FIRST_DAY = 946684800
+"""2000-01-01 in seconds since 1970."""
+
+
 @lru_cache(maxsize=1)
 def template() -> tuple[bytes, int, int]:
     """The bytes of a daily file, and the offsets of its time and of its values. The files differ only there."""
@@ -69,6 +74,8 @@ def write_day(folder: Path, day: int, version: int = 0) -> Path:
     values = np.random.default_rng([day, version]).normal(size=SHAPE).astype("<f4").tobytes()
     data[at_values : at_values + len(values)] = values
     path.write_bytes(data)
+    modified = FIRST_DAY + 86400 * day + 3600 * version
+    os.utime(path, (modified, modified))
     return path
 
 
