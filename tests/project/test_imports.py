@@ -78,3 +78,16 @@ def test_a_module_that_loads_late_is_the_module_itself() -> None:
         "assert repo.garbage_collect(datetime.timedelta(days=1)).chunks_deleted == 0"
     )
     assert {"icefloe.maintenance.collect", "icefloe.maintenance.verify"} <= modules_after(code)
+
+
+@pytest.mark.parametrize("generation", ["store", "repository", "icechunk1", "icechunk2"])
+def test_a_commit_and_a_read_load_no_pandas(generation: str) -> None:
+    """`pyarrow.array` loads it, which takes longer than the commit. Only Parquet files of `dataset` need it."""
+    code = (
+        "import icefloe, zarr\n"
+        f"repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version={generation!r})\n"
+        "with repo.transaction('main', message='an array') as store:\n"
+        "    zarr.create_group(store).create_array('a', shape=(8,), chunks=(4,), dtype='f4')[:] = 1\n"
+        "zarr.open_array(repo.readonly_session('main').store, path='a')[:]"
+    )
+    assert "pandas" not in modules_after(code)
