@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from tests.view.samples import find_browser, hostile, temperature, weather
 
+import icefloe
+from icefloe.ingest import pyramid_local
 from icefloe.view.server import ViewServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -96,6 +99,15 @@ def pixel(page: Any, x: float, y: float) -> list[int]:
     return found
 
 
+def wait_until(page: Any, condition: Callable[[], bool]) -> None:
+    """Wait for a condition. The policy of the page allows no script that would wait for it there."""
+    for _ in range(WAIT_MS // 100):
+        if condition():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("the page did not change in time")
+
+
 def test_the_tree_leads_to_a_map_with_values_under_the_pointer(show: Open) -> None:
     page = show()
     page.get_by_role("treeitem", name="t2m").locator("a").first.click()
@@ -148,6 +160,37 @@ def test_the_map_zooms_pans_and_shows_the_series_of_a_point(show: Open) -> None:
     canvas.click(position={"x": 300, "y": 150})
     expect(page.locator(".point h2")).to_contain_text("At latitude")
     expect(page.locator(".point canvas")).to_be_visible()
+
+
+@pytest.fixture(scope="module")
+def detailed() -> Iterator[ViewServer]:
+    """An array with more cells than the screen has pixels, and overviews that have other values."""
+    repository = icefloe.Repository.create(icefloe.in_memory_storage())
+    with repository.transaction("main", message="cells") as store:
+        values = np.full((1600, 3200), 200, dtype="u1")
+        values[::2, ::2] = 50
+        zarr.create_array(store, name="a", data=values, chunks=(400, 400), dimension_names=["y", "x"])
+    pyramid_local(repository, "a", 3, "nearest")
+    with ViewServer(repository) as server:
+        yield server
+
+
+def test_the_map_of_a_large_array_is_drawn_from_its_overviews(show: Open, detailed: ViewServer) -> None:
+    page = show("#/data/a", at=detailed)
+    expect(status(page)).to_contain_text(re.compile(r"overview [123] \(nearest of (2×2|4×4|8×8) values\)"))
+    # The overviews only have the cells with 50.
+    expect(status(page)).not_to_contain_text("200")
+    # Zooming in reads the cells themselves, which have two colours.
+    colours = """() => { const c = document.querySelector('canvas.plot'), d = c.getContext('2d');
+        const at = (x, y) => String(d.getImageData(Math.round(c.width * x), Math.round(c.height * y), 1, 1).data);
+        const parts = [0.4, 0.43, 0.46, 0.49, 0.52, 0.55, 0.58, 0.61];
+        return new Set(parts.flatMap((x) => parts.map((y) => at(x, y)))).size; }"""
+    assert page.evaluate(colours) == 1
+    for _ in range(8):
+        page.get_by_role("button", name="Zoom in").click()
+    wait_until(page, lambda: page.evaluate(colours) > 1)
+    page.get_by_role("button", name="Show all").click()
+    wait_until(page, lambda: page.evaluate(colours) == 1)
 
 
 def test_the_map_is_usable_with_the_keyboard(show: Open) -> None:

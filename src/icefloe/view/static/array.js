@@ -322,7 +322,7 @@ async function showMap(context, state, body) {
       fitted = true;
       paint();
       dims.label(header.others);
-      const every = header.overview ? ` · overview ${header.overview.level} (${header.overview.method} of ${header.steps.join("×")} values)` : header.steps.some((step) => step > 1) ? ` · every ${header.steps.join("×")}th value` : "";
+      const every = header.overview ? ` · overview ${header.overview.level} (${header.overview.method === "source" ? "of the file, a value for" : `${header.overview.method} of`} ${header.steps.join("×")} values)` : header.steps.some((step) => step > 1) ? ` · every ${header.steps.join("×")}th value` : "";
       const { statistics } = header;
       const range = statistics.min === null ? "all values are missing" : `${number(statistics.min)} to ${number(statistics.max)}`;
       replace(status, `${range}${statistics.missing ? ` · ${plural(statistics.missing, "missing value")}` : ""}${every} · ${plural(header.chunks_read, "chunk")} read · ${Math.round(performance.now() - started)} ms`);
