@@ -138,6 +138,30 @@ def test_steps_of_another_run_do_not_replace_those_of_the_repository(tmp_path: P
         _check(_open(repository), there)
 
 
+@pytest.mark.parametrize("mode", ["native", "mixed"])
+def test_a_variable_along_other_dimensions_than_the_appended_one_is_compared_and_not_written(
+    tmp_path: Path, mode: Any
+) -> None:
+    repository = Repository.create(in_memory_storage())
+    options = replace(_OPTIONS, append_dim="time", mode=mode)
+
+    def append(run: int, *, wrong: float = 0.0) -> None:
+        files = [_write(tmp_path, run, 0, first, first + 6) for first in (0, 6)]
+        for path in files:
+            data = xr.load_dataset(path, decode_times=False)
+            data["lead"] = (("step", "x"), np.stack([data.step.values * 2.0 + wrong] * 2, axis=1))
+            data.to_netcdf(path)
+        ingest_local(files, repository, options)
+
+    append(0)
+    append(1)
+    with pytest.raises(InvalidInputError, match=r"/lead has other values .* than in the repository"):
+        append(2, wrong=1.0)
+    found = _open(repository)
+    _check(found, [(run, 0, 0, 12) for run in (0, 1)])
+    assert found["lead"].values[:, 1].tolist() == [0.0, 6.0, 12.0, 18.0]
+
+
 def test_several_dimensions_to_append_along_name_sync() -> None:
     with pytest.raises(InvalidInputError, match="Use sync"):
         IngestOptions(append_dim=("time", "step"))  # type: ignore[arg-type]

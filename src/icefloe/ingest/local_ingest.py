@@ -353,11 +353,11 @@ class SourceComparison:
     format: str | None = None
     known: dict[tuple[str, str, bytes], str] = field(default_factory=dict)
 
-    def stored(self, path: str) -> npt.NDArray[Any]:
-        """Return the values of an array of the repository."""
+    def stored(self, path: str, region: ChunkRegion | None = None) -> npt.NDArray[Any]:
+        """Return the values of an array of the repository, or of a region of it."""
         document = run_blocking(self.session.state.fetch_document(f"/{path}"))
         try:
-            return _read_coordinate(self.session, path, document or b"", self.sources)
+            return _read_coordinate(self.session, path, document or b"", self.sources, region)
         except VirtualChunkError as error:
             raise InvalidInputError(
                 f"/{path} of the repository cannot be compared with the sources: {error}. Open the repository with "
@@ -399,14 +399,16 @@ class DigestWork:
         return digest_variables(file, self.arrays, self.access, self.format)
 
 
-def _read_coordinate(session: Session, path: str, document: bytes, sources: NamedSources) -> npt.NDArray[Any]:
+def _read_coordinate(
+    session: Session, path: str, document: bytes, sources: NamedSources, region: ChunkRegion | None = None
+) -> npt.NDArray[Any]:
     try:
-        return np.asarray(zarr.open_array(session.store, path=path, mode="r")[...])
+        return np.asarray(zarr.open_array(session.store, path=path, mode="r")[region or ...])
     except VirtualChunkError:
         chunks = _read_named(session, path, sources)
         if chunks is None:
             raise
-    return np.asarray(_memory_array(document, chunks)[...])
+    return np.asarray(_memory_array(document, chunks)[region or ...])
 
 
 def _memory_array(document: bytes, chunks: Mapping[Coords, bytes]) -> zarr.Array[Any]:

@@ -117,7 +117,7 @@ def plan_dataset(
     contributions, again = _contributions(members, joined)
     repeated, issues = _repeated(group, members, joined, again, options)
     issues += overlaps
-    repeated += _stored_too(group, members, contributions, options, existing)
+    repeated += _stored_too(group, members, contributions, dims, options, existing)
     arrays: list[ArrayPlan] = []
     for name, cells in contributions.items():
         having = _having(members, name, options)
@@ -379,23 +379,38 @@ def _stored_too(
     group: str,
     members: Sequence[Member],
     cells: Mapping[str, Mapping[Any, str]],
+    dims: TargetDimensions,
     options: IngestOptions,
     existing: Existing,
 ) -> tuple[RepeatedVariable, ...]:
-    """Variables without a joined dimension that the repository has. Nothing of them is written."""
+    """Variables of the repository that an append does not extend. Nothing of them is written.
+
+    They have no joined dimension, or files are joined along others than the one that is appended to.
+    """
     found: list[RepeatedVariable] = []
     for name, places in cells.items() if not options.unchecked else ():
         path = join_path(group, name)
-        if () not in places or path not in existing.arrays:
+        if path not in existing.arrays or (() not in places and options.append_dim is None):
             continue
-        member = next(m for m in members if m.key == places[()])
-        coordinate = member.coordinates.get(name)
-        has_values = coordinate is not None and coordinate.values is not None
-        if 0 in member.variables[name].shape or (has_values and _is_compared(member, name)):
-            continue
-        placed = PlacedFile(member.file, member.format, {}, {path: member.variables[name]})
-        found.append(RepeatedVariable(path, None, placed, _digest(member, name)))
+        first = next(m for m in members if name in m.variables)
+        chosen = set() if options.append_dim in first.variables[name].dims else {*places.values()}
+        for member in [m for m in members if m.key in chosen]:
+            variable, coordinate = member.variables[name], member.coordinates.get(name)
+            has_values = coordinate is not None and coordinate.values is not None
+            is_known = variable.dims == (name,) if () not in places else has_values and _is_compared(member, name)
+            if 0 in variable.shape or is_known:
+                continue
+            starts = [_start_of(member, d, dims) for d in variable.dims]
+            region = tuple(slice(s, s + n) for s, n in zip(starts, variable.shape, strict=True))
+            placed = PlacedFile(member.file, member.format, {}, {path: variable})
+            found.append(RepeatedVariable(path, None, placed, _digest(member, name), region))
     return tuple(found)
+
+
+def _start_of(member: Member, dim: str, dims: TargetDimensions) -> int:
+    """The first cell of a member among the joined ones."""
+    joined = dims.joined.get(dim)
+    return 0 if joined is None else joined.blocks[joined.span(member.key)[0]].start
 
 
 def _issues(

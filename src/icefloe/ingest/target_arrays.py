@@ -638,6 +638,9 @@ def _plan_existing(
             found = f"cells up to {dims.length(dim)}"
             advice = "use append_dim to extend it" if options.append_dim is None else SEVERAL_DIMENSIONS
             issues.append(_issue(members[0], name, f"length of {dim}", str(have), found, advice))
+    if options.append_dim is not None and options.append_dim not in joined:
+        # It belongs to the cells that the repository has already. It is compared, never written.
+        return None, issues
     is_virtual, template, found_issues, fitted = _existing_kind(
         stored, variable, name, members, dims, joined, options, varies=existing.variable_grids
     )

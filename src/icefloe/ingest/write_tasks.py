@@ -123,6 +123,8 @@ class RepeatedVariable:
     other: PlacedFile
     digest: str | None = None
     """The hash of the stored values of `other`, if the schema has it."""
+    region: ChunkRegion | None = None
+    """The cells of the repository that `other` must be equal to. None is the whole array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,8 +650,8 @@ def _update(digest: Any, values: npt.NDArray[Any]) -> None:
 class Comparison(Protocol):
     """How repeated variables are read for a comparison."""
 
-    def stored(self, path: str) -> npt.NDArray[Any]:
-        """Return the values of an array of the repository."""
+    def stored(self, path: str, region: ChunkRegion | None = None) -> npt.NDArray[Any]:
+        """Return the values of an array of the repository, or of a region of it."""
 
     def digests(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
         """Return the result of `digest_variables` for each file."""
@@ -666,24 +668,25 @@ def check_repeated(
         The values differ.
     """
     needed: dict[str, PlacedFile] = {}
-    stored: dict[str, npt.NDArray[Any]] = {}
+    stored: dict[int, str] = {}
     compared: list[RepeatedVariable] = []
     for each in repeated:
         array = arrays.get(each.path)
         if array is None:
             continue
         if each.kept is None:
-            stored[each.path] = values = comparison.stored(each.path)
+            values = comparison.stored(each.path, each.region)
             if _is_stored(each, array, values):
                 continue
+            stored[len(compared)] = _digest_stored(values)
         compared.append(each)
         for placed in (each.kept, each.other):
             if placed is not None:
                 known = needed.setdefault(placed.file.url, replace(placed, variables={}))
                 needed[placed.file.url] = replace(known, variables={**known.variables, **placed.variables})
     found = dict(zip(needed, comparison.digests(list(needed.values()), arrays), strict=True))
-    for each in compared:
-        ours = _digest_stored(stored[each.path]) if each.kept is None else found[each.kept.file.url][each.path]
+    for index, each in enumerate(compared):
+        ours = stored[index] if each.kept is None else found[each.kept.file.url][each.path]
         if ours == found[each.other.file.url][each.path]:
             continue
         kept = "the repository" if each.kept is None else each.kept.file.url
