@@ -6,6 +6,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -367,6 +368,10 @@ def _describe_status(url: str, status: os.stat_result) -> SourceFile:
     return SourceFile(url, size, None, math.ceil(status.st_mtime), str(status.st_mtime_ns) if size else None)
 
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~-]*")
+"""Names that are the same in a URL."""
+
+
 def describe_paths(paths: Iterable[str]) -> Iterator[tuple[SourceFile, os.stat_result | None]]:
     """Describe local paths with one request to the file system each. A path that leads nowhere has no status.
 
@@ -374,16 +379,21 @@ def describe_paths(paths: Iterable[str]) -> Iterator[tuple[SourceFile, os.stat_r
     """
     folders: dict[str, str] = {}
     for path in paths:
-        folder, name = os.path.split(path)
-        if folder not in folders:
-            folders[folder] = normalise_url(folder or os.curdir).rstrip("/") + "/"
-        url = folders[folder] + quote(name) if name not in ("", os.curdir, os.pardir) else normalise_url(path)
+        folder, separator, name = path.rpartition("/")
+        if (prefix := folders.get(folder)) is None:
+            prefix = folders[folder] = normalise_url(folder + separator or os.curdir).rstrip("/") + "/"
+        if _PLAIN_NAME.fullmatch(name):
+            url = prefix + name
+        else:
+            url = prefix + quote(name) if name not in ("", os.curdir, os.pardir) else normalise_url(path)
         try:
-            with local_errors(url):
-                status = os.stat(path)
-        except ObjectNotFoundError:
+            status = os.stat(path)
+        except FileNotFoundError:
             yield SourceFile(url), None
             continue
+        except OSError:
+            with local_errors(url):
+                raise
         yield _describe_status(url, status), status
 
 

@@ -39,6 +39,7 @@ from icefloe.ingest.array_plan import (
 from icefloe.ingest.catalogue import Catalogue, CataloguedSource, Placement, SourceBatch, SourceRun, SourceTable
 from icefloe.ingest.chunk_grids import ChunkRegion, Index, SourceBox, cover, find_recipes
 from icefloe.ingest.local_ingest import Archive, allows_variable_grids
+from icefloe.ingest.members import join_path
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import FoundSources, SourceChanges
@@ -206,8 +207,11 @@ def plan_sync(found: FoundSources, options: IngestOptions, archive: Archive, *, 
         settings,
         options.identity(),
     )
+    unmoved = _find_unmoved(fresh, options)
     writes = tuple(
-        w for path, write in sorted(values.items()) for w in _changed_values(write, path in kept_values, archive)
+        changed
+        for path, write in sorted(values.items())
+        for changed in (_changed_values(write, archive, unmoved.get(path, [])) if path in kept_values else [write])
     )
     return SyncPlan(
         found.changes, fresh, arrays, tuple(deleted), documents, writes, tuple(tasks), tuple(copies), catalogue
@@ -426,12 +430,33 @@ def _plan_documents(
     return documents, comparable
 
 
-def _changed_values(write: ValueWrite, is_comparable: bool, archive: Archive) -> list[ValueWrite]:
-    """Return the part of a coordinate that differs from the stored one."""
-    if not is_comparable:
-        return [write]
+def _find_unmoved(fresh: IngestPlan, options: IngestOptions) -> dict[str, list[tuple[int, int]]]:
+    """Return the cells of runs that stayed where they were, by path of the coordinates that their sources have."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for dataset in fresh.datasets:
+        for file in dataset.files:
+            run = file.run
+            if run is not None and file.origin[run.dim] == run.start:
+                for path in {join_path(run.group, _name(each, options)) for each in run.batch.values}:
+                    if path in fresh.arrays and fresh.arrays[path].dims == (run.dim,):
+                        found.setdefault(path, []).append((run.start, run.start + len(run) * run.length))
+    return found
+
+
+def _changed_values(write: ValueWrite, archive: Archive, unmoved: Sequence[tuple[int, int]]) -> list[ValueWrite]:
+    """Return the part of a coordinate that differs from the stored one. Cells that did not move are not read."""
+    array = zarr.open_array(archive.session.store, path=write.path, mode="r")
     grid = parse_grid(archive.documents[write.path])
-    return changed_part(write, np.asarray(zarr.open_array(archive.session.store, path=write.path, mode="r")[...]), grid)
+    if not unmoved or write.path in archive.foreign or write.values.dtype != array.dtype:
+        return changed_part(write, np.asarray(array[...]), grid)
+    stored: npt.NDArray[Any] = np.empty(array.shape, array.dtype)
+    end = 0
+    for first, last in [*sorted(unmoved), (array.shape[0], array.shape[0])]:
+        if first > end:
+            stored[end:first] = array[end:first]
+        stored[first:last] = write.values[first:last]
+        end = max(end, last)
+    return changed_part(write, stored, grid)
 
 
 def _cells(box: Sequence[tuple[int, int]], array: ArrayPlan) -> dict[str, tuple[int, int]]:
