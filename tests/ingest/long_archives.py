@@ -251,7 +251,7 @@ class LongArchive:
         if self.kind.mode != "native" or self.gone or self.kind.vanished == "keep":
             return
         session = self.repo.writable_session("main")
-        array = zarr.open_array(session.store, path="t")
+        array = zarr.open_array(session.store, path=self.random.choice(("t", "t", "step")))
         array[self.random.randrange(array.shape[0])] = -1
         session.commit("by hand")
 
