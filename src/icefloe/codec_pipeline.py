@@ -22,12 +22,12 @@ from zarr.codecs.zstd import ZstdCodec
 from zarr.core import codec_pipeline as zarrs
 from zarr.core import indexing
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import NDBuffer, cpu, default_buffer_prototype
+from zarr.core.buffer import NDBuffer, cpu
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
 import icefloe.grib_codec  # noqa: F401 - registers its codec with zarr
-from icefloe.chunks.reader import LocatedChunks
+from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks
 from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes
@@ -146,45 +146,10 @@ class ChunkCoder:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkDecoder:
-    """Turns the bytes of any chunk of an array into values."""
-
-    coder: ChunkCoder
-    spec: ArraySpec
-
-    def __call__(self, body: Bytes | None) -> Array:
-        """The read-only values of a whole chunk. None for a chunk that was never written."""
-        if body is None:
-            return np.broadcast_to(
-                np.asarray(fill_value(self.spec), self.spec.dtype.to_native_dtype()), self.spec.shape
-            )
-        return self.coder.decode(body, self.spec)
-
-
 def is_regular(array: zarr.Array[Any]) -> bool:
     """Whether all chunks of an array have one shape."""
     metadata: Any = array.metadata
     return metadata.zarr_format == 2 or "chunk_shape" in metadata.chunk_grid.to_dict()["configuration"]
-
-
-def decoder_of(array: zarr.Array[Any]) -> ChunkDecoder | None:
-    """The decoder of an array; None where only zarr knows how: shards, and codecs that need an event loop."""
-    inner: Any = array.async_array
-    pipeline = inner.codec_pipeline
-    if not isinstance(pipeline, zarrs.BatchedCodecPipeline) or not all(map(is_synchronous, pipeline)):
-        return None
-    metadata = inner.metadata
-    if not is_regular(array):
-        return None
-    spec = ArraySpec(
-        shape=tuple(array.chunks),
-        dtype=metadata.dtype,
-        fill_value=metadata.fill_value,
-        config=inner.config if hasattr(inner, "config") else inner._config,
-        prototype=default_buffer_prototype(),
-    )
-    return ChunkDecoder(ChunkCoder.of_pipeline(pipeline), spec)
 
 
 def _merge(existing: Any, value: NDBuffer, item: Item, drop_axes: tuple[int, ...]) -> NDBuffer:
@@ -556,6 +521,10 @@ class BatchedChunkPipeline(NamingPipeline):
         batch = list(batch_info)
         store = self._store_of(batch, out)
         coder = None if store is None else self._coder_of(batch)
+        if store is not None and len(batch) == 1 and isinstance(coder, ChunkCoder):
+            status = _read_one(store, coder, batch[0], out, drop_axes)
+            if status is not None:
+                return (status,)
         located = None
         if store is not None and coder is not None:
             located = await store.session.keyspace.locate([item[0].path for item in batch])
@@ -660,6 +629,32 @@ class BatchedChunkPipeline(NamingPipeline):
             return ShardCoder(codec, spec)
 
 
+def _read_one(
+    store: IcechunkStore, coder: ChunkCoder, item: Item, out: NDBuffer, drop_axes: tuple[int, ...]
+) -> Any | None:
+    """Fill `out` from a chunk that is in memory or in a small local file, without a turn of the event loop.
+
+    None if it is elsewhere, or cannot be decoded: then the other way names the chunk in its error.
+    """
+    place, spec, chunk_selection, out_selection, _ = item
+    body = store.session.keyspace.fetch_now(place.path)
+    if body is NOT_IN_MEMORY or (body is not None and len(body) > _INLINE_BYTES):
+        return None
+    target: Any = out.as_ndarray_like()
+    if body is None:
+        target[out_selection] = fill_value(spec)
+        return {"status": "missing"}
+    try:
+        chunk = coder.decode(body, spec)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - raised with the name of the chunk by the other way
+        return None
+    piece = chunk[chunk_selection]
+    target[out_selection] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
+    return {"status": "present"}
+
+
 def _statuses(located: LocatedChunks) -> tuple[Any, ...]:
     return tuple({"status": "missing" if length < 0 else "present"} for length in located.lengths.tolist())
 
@@ -760,6 +755,10 @@ async def _existing(keyspace: Any, batch: Sequence[Item], first: int) -> dict[in
     partial = [i for i, item in enumerate(batch) if not item[4]]
     if not partial:
         return {}
+    if len(partial) == 1:
+        found = keyspace.fetch_now(batch[partial[0]][0].path)
+        if found is not NOT_IN_MEMORY:
+            return {} if found is None else {first + partial[0]: found}
     located = await keyspace.locate([batch[i][0].path for i in partial])
     if located is None:
         return {}
@@ -769,6 +768,9 @@ async def _existing(keyspace: Any, batch: Sequence[Item], first: int) -> dict[in
 
 async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], Any]) -> None:
     """Do the work in rounds of about `_ROUND_BYTES`, a few at a time."""
+    if len(sizes) == 1:
+        await work(0, 1)
+        return
     turns = asyncio.Semaphore(_ROUNDS)
 
     async def one(first: int, end: int) -> None:

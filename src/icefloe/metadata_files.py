@@ -96,6 +96,16 @@ class ByteCache(Generic[K, V]):
                     del self._loads[key]
         return value
 
+    def find(self, key: K) -> V | None:
+        """The value of a key that is in the cache. None if it has to be loaded."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self.hits += 1
+            self._entries.move_to_end(key)
+            return entry[0]
+
     def holds(self, key: K) -> bool:
         """Whether a value is cached or being loaded."""
         with self._lock:
@@ -206,7 +216,8 @@ class MetadataFiles:
             opened = (manifest_id, _OPENED)
             if self._manifests.holds(opened):
                 found = await self._open_manifest(manifest_id)
-                manifest = await asyncio.to_thread(found.decode)
+                is_small = found.nbytes < _OFFLOAD_BYTES
+                manifest = found.decode() if is_small else await asyncio.to_thread(found.decode)
                 self._manifests.drop(opened)
             else:
                 key = self.format.manifest_key(manifest_id)
@@ -234,6 +245,10 @@ class MetadataFiles:
             manifest = await asyncio.to_thread(opened.decode)
             self._manifests.put((manifest_id, _DECODED), manifest, manifest.nbytes)
         return opened.find(node_id, wanted)
+
+    def find_manifest(self, manifest_id: ObjectId) -> Manifest | OpenManifest | None:
+        """A manifest that is in memory, decoded or opened. None if it has to be fetched."""
+        return self._manifests.find((manifest_id, _DECODED)) or self._manifests.find((manifest_id, _OPENED))
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         async def load() -> tuple[OpenManifest, int]:

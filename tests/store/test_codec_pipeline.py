@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from pathlib import Path
 from typing import Any
 
 import hypothesis.extra.numpy as npst
@@ -257,3 +258,60 @@ async def test_several_reads_at_once_share_nothing_but_the_store() -> None:
     found = await asyncio.gather(*(a.async_array.getitem(slice(None)) for a in arrays))
     for n, values in enumerate(found):
         np.testing.assert_array_equal(values, np.arange(200) + n)
+
+
+@pytest.mark.parametrize("generation", ["dataset", "store", "repository", "icechunk1", "icechunk2"])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_a_lone_chunk_of_a_local_file_is_read_without_a_request_and_is_the_same(
+    tmp_path: Path, generation: str, packed: bool, cache_bytes: int
+) -> None:
+    config = icefloe.RepositoryConfig(
+        inline_chunk_threshold_bytes=50,
+        chunk_packing=icefloe.ChunkPackingConfig(enabled=packed),
+        caching=icefloe.CachingConfig(num_bytes_chunks=cache_bytes),
+    )
+    values = np.arange(1, 601, dtype="i4").reshape(60, 10)
+    storage = icefloe.local_filesystem_storage(str(tmp_path))
+    session = icefloe.Repository.create(storage, config, spec_version=generation).writable_session("main")
+    array = zarr.create_array(session.store, name="a", shape=(70, 10), chunks=(2, 10), dtype="i4", fill_value=-1)
+    array[:60] = values
+    small = zarr.create_array(session.store, name="b", shape=(4,), chunks=(2,), dtype="i4", compressors=None)
+    small[:2] = 5
+    expected = np.concatenate([values, np.full((10, 10), -1, dtype="i4")])
+    rows = np.random.default_rng(1).permutation(70).tolist()
+    for row in rows:
+        same(array[row], expected[row])  # some of them wait for their pack
+    session.commit("data")
+    reader = icefloe.Repository.open(storage, config).readonly_session("main")
+    array = zarr.open_array(reader.store, path="a", mode="r")
+    for row in [*rows, *range(70)]:
+        same(array[row], expected[row])
+        same(array[row, 3:5], expected[row, 3:5])
+    small = zarr.open_array(reader.store, path="b", mode="r")
+    assert [small[index] for index in range(4)] == [5, 5, 0, 0]
+    writer = icefloe.Repository.open(storage, config).writable_session("main")
+    array = zarr.open_array(writer.store, path="a", mode="r+")
+    array[7, 2], expected[7, 2] = 1000, 1000
+    array[8:10], expected[8:10] = -1, -1
+    for row in rows:
+        same(array[row], expected[row])
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_lone_chunk_that_cannot_be_read_is_named(tmp_path: Path, damage: str) -> None:
+    repo = icefloe.Repository.create(str(tmp_path))
+    with repo.transaction("main", message="data") as store:
+        values = np.random.default_rng(1).integers(0, 255, (4, 2000), dtype="u1")
+        zarr.create_array(store, name="a", shape=values.shape, chunks=(1, 2000), dtype="u1", compressors=None)[:] = (
+            values
+        )
+    array = zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")
+    same(array[1], values[1])
+    (file,) = (tmp_path / "chunks").iterdir()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(icefloe.FormatError, match=r"chunk .*3.* of /a"):
+        array[3]

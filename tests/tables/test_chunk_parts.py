@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
-from icefloe.codec_pipeline import ChunkDecoder, decoder_of
-from icefloe.tables.chunk_values import ChunkPart, PartDecoder
+from icefloe.tables.chunk_values import ChunkDecoder, ChunkPart, PartDecoder, decoder_of
 
 SHAPE = (12, 60, 400)
 CODECS = {

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.storage.contract import Buffer, SourceStorage, Storage
+from icefloe.storage.local import LocalStorage
 from icefloe.storage.requests import plan_reads
 
 
@@ -53,6 +54,12 @@ class ObjectSource:
             if self.last_modified is None
             else dt.datetime.fromtimestamp(self.last_modified, tz=dt.UTC),
         )
+
+    def read_now(self, start: int, end: int) -> bytes | None:
+        """Bytes [start, end) of a local file. None if they must be requested."""
+        if self.etag is not None or self.last_modified is not None or not isinstance(self.storage, LocalStorage):
+            return None
+        return self.storage.read_now(self.key, start, end)
 
 
 def object_source(
@@ -118,6 +125,13 @@ class ReadAhead:
             self._drop_block(track)  # the run has passed it
         return piece
 
+    def follows(self, source: ObjectSource, start: int, end: int) -> bool:
+        """Whether a range continues a sequential run: it starts in or just behind the last read, and ends after it."""
+        track = self._tracks.get(source)
+        if track is None:
+            return False
+        return track.end - _NEAR_BYTES <= start <= track.end + _NEAR_BYTES and end > track.end
+
     def plan(self, source: ObjectSource, start: int, end: int) -> int:
         """How many bytes to read beyond a range that is about to be requested."""
         if not self._most_bytes:
@@ -129,8 +143,7 @@ class ReadAhead:
                 self._drop_block(self._tracks.popitem(last=False)[1])
             return 0
         self._tracks.move_to_end(source)
-        # A sequential run: the range starts in or just behind the last read, and extends beyond it.
-        follows = track.end - _NEAR_BYTES <= start <= track.end + _NEAR_BYTES and end > track.end
+        follows = self.follows(source, start, end)
         track.window = min(max(2 * track.window, _FIRST_WINDOW_BYTES), self._most_bytes) if follows else 0
         track.end = end
         return track.window
@@ -223,6 +236,15 @@ class RangeScheduler:
             return b"".join(await asyncio.gather(*parts))
         return await state.gather_tick(source, start, end)
 
+    def read_now(self, source: ObjectSource, start: int, end: int) -> bytes | None:
+        """The same, if the range was read ahead or is a lone read of a local file. None if `read` has to be asked."""
+        state = self._loop_state()
+        data = state.ahead.find(source, start, end)
+        if data is None:
+            data = state.read_now(source, start, end)
+        self.counts.ranges += data is not None
+        return data
+
     async def read_many(
         self, source: ObjectSource, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
     ) -> list[Buffer]:
@@ -277,6 +299,17 @@ class _LoopState:
             asyncio.get_running_loop().call_soon(self._dispatch)
         self._gathering.setdefault(source, []).append(waiter)
         return waiter.future
+
+    def read_now(self, source: ObjectSource, start: int, end: int) -> bytes | None:
+        """Read a range at once, unless it may share a request with others or begins a sequential run."""
+        if self._ready or source in self._active or source in self._gathering or self.ahead.follows(source, start, end):
+            return None
+        body = source.read_now(start, end)
+        if body is not None:
+            self.ahead.plan(source, start, end)
+            self._counts.requests += 1
+            self._counts.bytes += len(body)
+        return body
 
     def submit(self, source: ObjectSource, start: int, end: int) -> asyncio.Future[bytes]:
         """Ask for a range by itself."""

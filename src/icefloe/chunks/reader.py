@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,6 +41,15 @@ from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef
 from icefloe.storage.contract import Buffer, Storage
 
 _LARGEST_OFFSET = 2**62
+
+
+class NotInMemory(enum.Enum):
+    """The answer to a question that needs a request to storage."""
+
+    NOT_IN_MEMORY = 0
+
+
+NOT_IN_MEMORY = NotInMemory.NOT_IN_MEMORY
 
 
 def check_plausible_range(offset: int, length: int, where: str) -> None:
@@ -223,6 +233,24 @@ class ChunkReader:
 
             return await self._cache.get((source, ref.offset, ref.length), load)
         return await self._read(source, ref, start, end, where)
+
+    def fetch_now(self, ref: ChunkRef) -> Buffer | NotInMemory:
+        """The bytes of a small chunk in memory or in a local file, without an event loop.
+
+        NOT_IN_MEMORY if `fetch` has to be asked, also after an error: it explains the error.
+        """
+        if ref.kind is ChunkKind.INLINE:
+            return ref.data or b""
+        if ref.object_id is None or ref.offset >= _LARGEST_OFFSET or ref.length == 0:
+            return NOT_IN_MEMORY
+        unsaved = self._local.get(ref.object_id)
+        if unsaved is not None:
+            return bytes(memoryview(unsaved)[ref.offset : ref.offset + ref.length])
+        source = self._source(ref)
+        if self._cache.limit_bytes:
+            return self._cache.find((source, ref.offset, ref.length)) or NOT_IN_MEMORY
+        data = self._scheduler.read_now(source, ref.offset, ref.offset + ref.length)
+        return NOT_IN_MEMORY if data is None or len(data) < ref.length else data
 
     async def _read(self, source: ObjectSource, ref: ChunkRef, start: int, end: int, where: str) -> bytes:
         try:
@@ -486,6 +514,13 @@ def _boxes(node: ArrayNode) -> _Boxes:
     return _Boxes(node.manifests, bounds[:, :, 0], bounds[:, :, 1])
 
 
+def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:
+    """The references of an array in a manifest."""
+    table = manifest.tables.get(node.id)
+    # Early writers left entries of other arrays under an id; another rank cannot be this array's.
+    return table if table is not None and table.ndim == len(node.shape) else None
+
+
 class ChunkLookup:
     """Looks up references in manifests. Fetches only manifests whose extents overlap the requested chunks."""
 
@@ -506,6 +541,20 @@ class ChunkLookup:
                 row = find_row(table, coords)
                 if row is not None:
                     return table.row(row)
+        return None
+
+    def find_now(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | NotInMemory | None:
+        """What `find` returns, if the manifests are in memory."""
+        for manifest_id in self.manifests_for(node, coords):
+            manifest = self._metadata_files.find_manifest(manifest_id)
+            if isinstance(manifest, Manifest):
+                table = _table_in(manifest, node)
+                row = None if table is None else find_row(table, coords)
+                if table is not None and row is not None:
+                    return table.row(row)
+            else:
+                refs = None if manifest is None else manifest.find(node.id, [coords])
+                return NOT_IN_MEMORY if refs is None else refs[0]
         return None
 
     async def find_many(
@@ -553,10 +602,7 @@ class ChunkLookup:
         return plan_slabs(grid, np.concatenate(boxes), SLAB_MANIFESTS) if boxes else []
 
     async def _table(self, node: ArrayNode, manifest_id: ObjectId) -> ChunkTable | None:
-        manifest = await self.fetch(manifest_id, node)
-        table = manifest.tables.get(node.id)
-        # Early writers left entries of other arrays under an id; another rank cannot be this array's.
-        return table if table is not None and table.ndim == len(node.shape) else None
+        return _table_in(await self.fetch(manifest_id, node), node)
 
     async def _table_of(
         self, node: ArrayNode, manifest_id: ObjectId, coords: npt.NDArray[np.uint32]

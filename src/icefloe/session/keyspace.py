@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from icefloe.chunks.reader import LocatedChunks
+from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks, NotInMemory
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Node
@@ -88,6 +88,11 @@ class KeySpace:
         if document is None or (start is None and end is None):
             return document
         return document[start:end]
+
+    def fetch_now(self, key: str) -> Buffer | NotInMemory | None:
+        """The bytes of a chunk, if they are in memory or in a small local file. None if there is no such chunk."""
+        chunk = self.find_chunk(key)
+        return NOT_IN_MEMORY if chunk is None or not chunk[1] else self._state.fetch_chunk_now(*chunk)
 
     def find_chunks(self, keys: Sequence[str]) -> tuple[ArrayNode, list[Coords]] | None:
         """The array and the coordinates that keys name, or None unless all are chunks of one array."""

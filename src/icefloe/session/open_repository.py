@@ -792,13 +792,13 @@ def prefetch_tip(context: RepositoryContext, branch: str) -> None:
 
 def preload(context: RepositoryContext, base: Snapshot) -> None:
     """Fetch the manifests that the configuration names, in the background; the session does not wait."""
-    asyncio.run_coroutine_threadsafe(_preload(context, base), blocking_loop())
+    chosen = manifests_to_preload(base, context.config.manifest) if len(base.nodes) <= _FEW_NODES else None
+    if chosen is None or not all(map(context.metadata_files.find_manifest, chosen)):
+        asyncio.run_coroutine_threadsafe(_preload(context, base, chosen), blocking_loop())
 
 
-async def _preload(context: RepositoryContext, base: Snapshot) -> None:
-    if len(base.nodes) <= _FEW_NODES:
-        chosen = manifests_to_preload(base, context.config.manifest)
-    else:
+async def _preload(context: RepositoryContext, base: Snapshot, chosen: list[ObjectId] | None) -> None:
+    if chosen is None:
         chosen = await asyncio.to_thread(manifests_to_preload, base, context.config.manifest)
     for manifest_id in chosen:
         try:

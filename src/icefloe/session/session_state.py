@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock, monotonic_time, random_bytes
-from icefloe.chunks.reader import ChunkLookup, ChunkReader, LocatedChunks, gather_located
+from icefloe.chunks.reader import ChunkLookup, ChunkReader, LocatedChunks, NotInMemory, gather_located
 from icefloe.errors import (
     ForbiddenChangeError,
     InvalidInputError,
@@ -370,6 +370,14 @@ class SessionView:
                 return found
         return [*found, node]
 
+    def _find_ref(self, places: Sequence[ChunkRef | ArrayNode], coords: Coords) -> ChunkRef | NotInMemory | None:
+        """What `_fetch_ref` returns, if the manifests are in memory."""
+        for place in places:
+            ref = place if isinstance(place, ChunkRef) else self.lookup.find_now(place, coords)
+            if ref is not None:
+                return None if isinstance(ref, ChunkRef) and ref.kind is ChunkKind.DELETED else ref
+        return None
+
     async def _fetch_ref(self, places: Sequence[ChunkRef | ArrayNode], coords: Coords) -> ChunkRef | None:
         """The reference of a chunk, or None when it was deleted or never written."""
         for place in places:
@@ -712,17 +720,27 @@ class SessionState(SessionView):
 
     async def find_chunk(self, node: ArrayNode, coords: Coords) -> ChunkRef | Buffer | None:
         """The reference of a chunk, or its bytes when it waits for its pack; None when it was never written."""
+        places = self._look_up(node, coords)
+        return await self._fetch_ref(places, coords) if isinstance(places, list) else places
+
+    def _look_up(self, node: ArrayNode, coords: Coords) -> list[ChunkRef | ArrayNode] | Buffer:
+        """The bytes of a chunk that waits for its pack, or where to look for its reference."""
         # Whether it waits, its edits and the manifests of its array are looked up as of one moment: a commit that ends
         # in between turns the first into the second, and the second into the third.
         with self.lock:
             now = self._current(node)
             if now is None or not in_grid(now, coords):
-                return None
+                return []
             pending = self.writer.find_pending(now.id, coords)
-            if pending is not None:
-                return pending
-            places = self._places(now, coords)
-        return await self._fetch_ref(places, coords)
+            return self._places(now, coords) if pending is None else pending
+
+    def fetch_chunk_now(self, node: ArrayNode, coords: Coords) -> Buffer | NotInMemory | None:
+        """What `fetch_chunk` returns for a whole chunk, if that takes no request but the read of a small local file."""
+        places = self._look_up(node, coords)
+        if not isinstance(places, list):
+            return places
+        ref = self._find_ref(places, coords)
+        return self.reader.fetch_now(ref) if isinstance(ref, ChunkRef) else ref
 
     async def locate_chunks(self, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> LocatedChunks:
         """Where many chunks of an array are, as the session sees it: what `fetch_chunk` reads, asked for at once."""

@@ -17,10 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import zarr
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from icefloe.blocking import blocking_loop, run_blocking
 from icefloe.chunks.reader import LocatedChunks
-from icefloe.codec_pipeline import ChunkDecoder, decoder_of
+from icefloe.codec_pipeline import ChunkCoder, fill_value, is_regular, is_synchronous
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
@@ -31,6 +34,41 @@ from icefloe.tables.table_options import RepositoryAddress, session_at
 _SAVED_BYTES = 1 << 19
 """From this size on, decoding only a part of a chunk is faster than decoding all of it."""
 _Values: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDecoder:
+    """Turns the bytes of any chunk of an array into values."""
+
+    coder: ChunkCoder
+    spec: ArraySpec
+
+    def __call__(self, body: Buffer | None) -> _Values:
+        """The read-only values of a whole chunk. None for a chunk that was never written."""
+        if body is None:
+            return np.broadcast_to(
+                np.asarray(fill_value(self.spec), self.spec.dtype.to_native_dtype()), self.spec.shape
+            )
+        return self.coder.decode(body, self.spec)
+
+
+def decoder_of(array: zarr.Array[Any]) -> ChunkDecoder | None:
+    """The decoder of an array; None where only zarr knows how: shards, and codecs that need an event loop."""
+    inner: Any = array.async_array
+    pipeline = inner.codec_pipeline
+    if not isinstance(pipeline, BatchedCodecPipeline) or not all(map(is_synchronous, pipeline)):
+        return None
+    metadata = inner.metadata
+    if not is_regular(array):
+        return None
+    spec = ArraySpec(
+        shape=tuple(array.chunks),
+        dtype=metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=inner.config if hasattr(inner, "config") else inner._config,
+        prototype=default_buffer_prototype(),
+    )
+    return ChunkDecoder(ChunkCoder.of_pipeline(pipeline), spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import threading
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from icefloe.formats.repository.snapshot import (
     parse_object_id_bytes,
 )
 from icefloe.ids import NODE_ID_BYTES, OBJECT_ID_BYTES, NodeId, ObjectId, decode_base32_column, encode_base32
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, ChunkTables, rows_inside
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, ChunkTables
 from icefloe.model.snapshot import Manifest
 from icefloe.model.zarr_document import check_messagepack
 
@@ -630,10 +631,10 @@ class RowManifest(OpenManifest):
             return None
         found = []
         for coords in wanted:
-            rows = np.flatnonzero(rows_inside(table.coords, coords, [c + 1 for c in coords]))
-            if not len(rows):
+            row = bisect_left(range(len(table)), list(coords), key=lambda at: table.coords[at].tolist())
+            if row == len(table) or table.coords[row].tolist() != list(coords):
                 return None  # the search relies on the order of the arrays, so decode all to be sure
-            found.append(table.row(int(rows[0])))
+            found.append(table.row(row))
         return found
 
     def _table(self, node_id: NodeId) -> ChunkTable | None:
