@@ -6,11 +6,13 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
 from pyspark import TaskContext
@@ -177,3 +179,34 @@ def test_a_task_receives_its_own_payload_and_not_those_of_others(spark: Any, mon
         assert [head for _, head in found] == [payload[:4] for payload in payloads]
         assert sorted(partition for partition, _ in found) == list(range(24))
     assert max(sent) - min(sent) < 100 and max(sent) < 20_000
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+@pytest.mark.parametrize("most_tasks", [None, 5])
+def test_a_task_of_a_frame_receives_its_own_payloads_unless_all_are_small(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, size: int, most_tasks: int | None
+) -> None:
+    """The rows of a frame are in the order of its payloads, also if a task works on several of them."""
+    sent: list[int] = []
+    reader = tasks._reader
+
+    def measured(*given: Any) -> Any:
+        made = reader(*given)
+        sent.append(len(cloudpickle.dumps(made)))
+        return made
+
+    monkeypatch.setattr(tasks, "_reader", measured)
+
+    def describe(payload: bytes) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        number = int.from_bytes(payload[:4], "big")
+        yield pa.RecordBatch.from_pydict({"task": [context.partitionId()], "number": [number]})
+
+    payloads = [number.to_bytes(4, "big") + bytes(size) for number in range(24)]
+    frame = tasks.task_frame(spark, describe, payloads, "task long, number long", most_tasks=most_tasks)
+    found = tasks.arrow_table(frame).to_pydict()
+    assert found["number"] == list(range(24))
+    assert sorted(set(found["task"])) == list(range(most_tasks or 24))
+    assert sent[0] < 24_000
+    assert tasks.arrow_table(tasks.task_frame(spark, describe, [], "task long, number long")).num_rows == 0

@@ -73,7 +73,16 @@ from icefloe.model.chunk_table import number_array
 from icefloe.repository import Repository
 from icefloe.session.open_repository import Announcement, RepositoryContext
 from icefloe.spark.jobs import JobMeter, Target, existing_repository
-from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, arrow_frame, collect, parallelism, run_tasks, watched
+from icefloe.spark.tasks import (
+    TASKS_PER_CORE,
+    SparkJob,
+    arrow_frame,
+    collect,
+    parallelism,
+    run_tasks,
+    task_frame,
+    watched,
+)
 from icefloe.tables.grids import Grid, find_grid, list_grids
 from icefloe.tables.reading import read_blocks
 from icefloe.tables.scans import Scan, share_out
@@ -322,13 +331,11 @@ def _list_on_spark(spark: SparkSession, context: RepositoryContext) -> DataFrame
     first = ALPHABET[:: len(ALPHABET) // _LISTING_SHARDS]
     bounds = [(f"{folder}{low}" if number else "", first[number + 1 : number + 2]) for number, low in enumerate(first)]
 
-    def work(batches: Batches) -> Batches:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                after, until = bounds[task]
-                yield from _list_shard(context, after, f"{folder}{until}" if until else None)
+    def work(bound: tuple[str, str]) -> Batches:
+        after, until = bound
+        return _list_shard(context, after, f"{folder}{until}" if until else None)
 
-    return spark.range(0, len(bounds), 1, len(bounds)).mapInArrow(work, _LISTED)
+    return task_frame(spark, work, bounds, _LISTED)
 
 
 def _list_shard(context: RepositoryContext, after: str, end: str | None) -> Batches:
@@ -379,14 +386,12 @@ def _live_on_spark(
 ) -> DataFrame:
     """Return the keys of chunk objects in manifests. Manifests that no ref reaches can be missing."""
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
-    shares = [list(manifests[low : low + size]) for low in range(0, len(manifests), size)] or [[]]
+    shares = [list(manifests[low : low + size]) for low in range(0, len(manifests), size)]
 
-    def work(batches: Batches) -> Batches:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                yield from _live_keys(context, shares[task], unreferenced)
+    def work(share: tuple[list[ObjectId], frozenset[ObjectId]]) -> Batches:
+        return _live_keys(context, *share)
 
-    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(work, _LIVE)
+    return task_frame(spark, work, [(share, unreferenced.intersection(share)) for share in shares], _LIVE)
 
 
 def _live_keys(context: RepositoryContext, manifests: Sequence[ObjectId], unreferenced: frozenset[ObjectId]) -> Batches:
@@ -618,19 +623,17 @@ def verify_sources(
     manifests = sorted(work.uses)
     size = max(1, min(_MANIFESTS_PER_TASK, -(-len(manifests) // max(1, 2 * parallelism(spark)))))
     names = [manifests[low : low + size] for low in range(0, len(manifests), size)]
-    shares = [SourceWork({name: work.uses[name] for name in share}) for share in names] or [SourceWork({})]
+    shares = [SourceWork({name: work.uses[name] for name in share}) for share in names]
 
-    def group(batches: Batches) -> Batches:
-        for batch in batches:
-            for task in batch.column(0).to_pylist():
-                yield from run_blocking(group_manifests(context, shares[task], sample)).to_batches()
+    def group(share: SourceWork) -> Batches:
+        yield from run_blocking(group_manifests(context, share, sample)).to_batches()
 
     def check(batches: Batches) -> Batches:
         for batch in batches:
             files = pa.Table.from_batches([batch]).cast(FILES)
             yield from run_blocking(check_sources(context, files)).cast(CHECKED).to_batches()
 
-    grouped = spark.range(0, len(shares), 1, len(shares)).mapInArrow(group, _GROUPED)
+    grouped = task_frame(spark, group, shares, _GROUPED)
     totals = [sql.sum("references").alias("references"), sql.max("end").alias("end")]
     arrays = grouped.groupBy("location", "etag", "modified", "path").agg(*totals, sql.first("sample").alias("sample"))
     files = arrays.groupBy("location", "etag", "modified").agg(*totals, sql.collect_list("sample").alias("samples"))

@@ -30,6 +30,7 @@ from icefloe.spark.tasks import (
     collect,
     parallelism,
     run_tasks,
+    task_frame,
     watched,
 )
 from icefloe.tables.aggregates import AxisReducer, merge_values, reduce_cells
@@ -228,7 +229,7 @@ Partial: TypeAlias = dict[str, Any]
 
 FAN_IN = 32
 """Partial results that one step of the tree merges."""
-_SCHEMA = "position long, branch long, part binary"
+_SCHEMA = "position long, branch long, window binary, part binary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,19 +282,21 @@ class ReductionTree(Generic[R]):
         description: str,
         shown: bool | None,
     ) -> pa.Table:
-        windows = [{**position, **part} for position in positions for part in inner]
+        blocks = [
+            _Block(number, branch, position, part)
+            for number, position in enumerate(positions)
+            for branch, part in enumerate(inner)
+        ]
         fan = len(inner)
-        frame = spark.range(0, len(windows), 1, len(windows)).mapInArrow(
-            _partials(cloudpickle.dumps(self.partial), windows, fan), _SCHEMA
-        )
+        frame = task_frame(spark, _partials(self.partial), blocks, _SCHEMA)
         while fan > 1:
             fan = -(-fan // FAN_IN)
-            finish = cloudpickle.dumps((self.finish, positions)) if fan == 1 else None
+            finish = cloudpickle.dumps(self.finish) if fan == 1 else None
             merge = _merger(cloudpickle.dumps(self.reduction), finish)
             frame = frame.withColumn("branch", sf.floor(sf.col("branch") / FAN_IN))
             # A direct action on the last merge, so that no later stage can run it again.
             frame = _apply_by_group(frame.groupBy("position", "branch"), merge)
-        with watched(spark, JobMeter(description, len(windows), shown=shown)):
+        with watched(spark, JobMeter(description, len(blocks), shown=shown)):
             return collect(frame, description)
 
 
@@ -332,14 +335,26 @@ class _MergedShare:
         return merged
 
 
-def _partials(work: bytes, windows: Sequence[Window], fan: int) -> Any:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        partial = pickle.loads(work)
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                part = _attempt(partial, windows[index])
-                yield pa.RecordBatch.from_pydict({"position": [index // fan], "branch": [index % fan], "part": [part]})
-        freeze_loaded_modules()
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of a position: the number of the position, the number of the block in it, and the windows of both."""
+
+    position: int
+    branch: int
+    outer: Window
+    inner: Window
+
+
+def _partials(partial: Callable[[Window], Partial]) -> Callable[[_Block], Iterator[pa.RecordBatch]]:
+    def run(block: _Block) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict(
+            {
+                "position": [block.position],
+                "branch": [block.branch],
+                "window": [pickle.dumps(block.outer)],
+                "part": [_attempt(partial, {**block.outer, **block.inner})],
+            }
+        )
 
     return run
 
@@ -356,11 +371,9 @@ def _merger(reduction: bytes, finish: bytes | None) -> Any:
                 merged = _merge_all(merging, merged, found)
         last = pickle.dumps(merged)
         if finish is not None and isinstance(merged, dict):
-            make, positions = pickle.loads(finish)
-            window = positions[table["position"][0].as_py()]
-            last = _attempt(make, window, merged)
+            last = _attempt(pickle.loads(finish), pickle.loads(table["window"][0].as_py()), merged)
         freeze_loaded_modules()
-        return pa.table({"position": table["position"][:1], "branch": table["branch"][:1], "part": [last]})
+        return pa.table({**{name: table[name][:1] for name in ("position", "branch", "window")}, "part": [last]})
 
     return merge
 

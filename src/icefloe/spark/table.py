@@ -20,15 +20,18 @@ from icefloe.lazy_exports import lazy_module
 from icefloe.repository import Repository
 from icefloe.repository.url import RepositoryUrl
 from icefloe.session.session import Session
-from icefloe.spark.connect import (
-    TIME_ZONE,
-    freeze_loaded_modules,
-    quieten_failed_queries,
-    require_spark,
-    spark_version,
-)
+from icefloe.spark.connect import TIME_ZONE, quieten_failed_queries, require_spark, spark_version
 from icefloe.spark.jobs import Target, existing_repository
-from icefloe.spark.tasks import TASKS_PER_CORE, SparkJob, arrow_frame, arrow_table, parallelism, reason_of, run_tasks
+from icefloe.spark.tasks import (
+    TASKS_PER_CORE,
+    SparkJob,
+    arrow_frame,
+    arrow_table,
+    parallelism,
+    reason_of,
+    run_tasks,
+    task_frame,
+)
 from icefloe.tables.aggregates import (
     ChunkAggregation,
     PartialGroups,
@@ -191,29 +194,20 @@ def scan_frame(spark: SparkSession, plan: ScanPlan) -> DataFrame:
     """The DataFrame of a plan."""
     scan = plan.scan
     if scan.layout == "chunks":
-        read = _ReadShares(scan, plan.parts, None)
-        return _run(spark, plan, read, read.schema())
+        return _run(spark, plan, _ReadShare(scan, None))
     layout = plan_rows(scan.grid, scan.masks, picked=scan.test is not None)
-    read = _ReadShares(scan, plan.parts, layout)
-    rows = _run(spark, plan, read, read.schema())
-    return _expand(rows, scan, layout)
+    return _expand(_run(spark, plan, _ReadShare(scan, layout)), scan, layout)
 
 
-def _run(spark: SparkSession, plan: ScanPlan, read: _ReadShares, schema: pa.Schema) -> DataFrame:
-    count = max(1, len(plan.parts))
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return read(batches)
-
-    # Spark shows the name in its plans.
-    work.__name__ = f"icefloe_reads_{plan.chunks}_of_{plan.total_chunks}_chunks"
-    return spark.range(0, count, 1, count).mapInArrow(work, from_arrow_schema(schema, prefer_timestamp_ntz=False))
+def _run(spark: SparkSession, plan: ScanPlan, read: _ReadShare) -> DataFrame:
+    schema = from_arrow_schema(read.schema(), prefer_timestamp_ntz=False)
+    name = f"icefloe_reads_{plan.chunks}_of_{plan.total_chunks}_chunks"
+    return task_frame(spark, read, plan.parts, schema, name=name)
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadShares:
+class _ReadShare:
     scan: Scan
-    parts: tuple[BlockPart, ...]
     layout: RowsLayout | None
 
     def schema(self) -> pa.Schema:
@@ -221,14 +215,7 @@ class _ReadShares:
             return chunks_schema(self.scan.grid, self.scan.tensor)
         return rows_schema(self.scan.grid, self.layout)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                if number < len(self.parts):
-                    yield from self._read(self.parts[number])
-        freeze_loaded_modules()
-
-    def _read(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
+    def __call__(self, part: BlockPart) -> Iterator[pa.RecordBatch]:
         return read_chunks(self.scan, part) if self.layout is None else read_rows(self.scan, part, self.layout)
 
 
@@ -236,26 +223,21 @@ def metadata_frame(spark: SparkSession, options: TableOptions) -> DataFrame:
     """A table of metadata as a DataFrame, at the snapshot of the options."""
     assert options.table is not None
     session = options.pin()
-    parts = plan_parts(options.table, session)
-    read = _ReadMetadata(options, session.snapshot_id, tuple(parts))
+    read = _ReadMetadata(options, session.snapshot_id)
     schema = from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
-    return spark.range(0, len(parts), 1, min(len(parts), MOST_METADATA_TASKS)).mapInArrow(read, schema)
+    return task_frame(spark, read, plan_parts(options.table, session), schema, most_tasks=MOST_METADATA_TASKS)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadMetadata:
     options: TableOptions
     snapshot_id: str
-    parts: tuple[MetadataPart, ...]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, part: MetadataPart) -> Iterator[pa.RecordBatch]:
         table, address = self.options.table, self.options.address
         assert table is not None
         session = session_at(address, self.snapshot_id)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                part = self.parts[number]
-                yield from metadata_batches(table, open_address(address), session, part, self.options.from_snapshot_id)
+        yield from metadata_batches(table, open_address(address), session, part, self.options.from_snapshot_id)
 
 
 def _expand(rows: DataFrame, scan: Scan, layout: RowsLayout) -> DataFrame:

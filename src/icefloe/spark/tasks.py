@@ -60,6 +60,8 @@ A task receives its own row. The function, which every task receives, is sent wi
 """
 _LOCAL_BYTES = 1 << 20
 """Spark keeps a smaller table in the query plan, whatever its settings, and divides it by rows."""
+FUNCTION_BYTES = 64 << 10
+"""A DataFrame whose payloads have fewer bytes in all sends them with its function. The shuffle would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +221,52 @@ def _unpack_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
             yield from pa.ipc.open_stream(data.as_buffer())
 
 
-def one_row_per_task(spark: SparkSession, packed: list[bytes]) -> DataFrame:
-    """A table with a row for each payload, every row in a partition of its own.
+def task_frame(
+    spark: SparkSession,
+    work: Callable[[T], Iterator[pa.RecordBatch]],
+    payloads: Sequence[T],
+    schema: Any,
+    *,
+    most_tasks: int | None = None,
+    name: str = "",
+) -> DataFrame:
+    """The rows that a function returns for each of some payloads, in their order.
+
+    A task receives the payloads that it works on: one, or a few neighbours if there are more than `most_tasks`. Only
+    if all payloads together are small, each task receives all of them. Spark shows `name` in its plans.
+    """
+    function = cloudpickle.dumps(work)
+    packed = [cloudpickle.dumps(payload) for payload in payloads]
+    count = max(1, len(packed) if most_tasks is None else min(len(packed), most_tasks))
+    if sum(map(len, packed)) <= FUNCTION_BYTES:
+        return spark.range(0, max(1, len(packed)), 1, count).mapInArrow(_reader(function, packed, name), schema)
+    rows = one_row_per_task(spark, packed, count)
+    rows = rows if count == len(packed) else rows.sortWithinPartitions("task")
+    return rows.mapInArrow(_reader(function, None, name), schema)
+
+
+def _reader(
+    function: bytes, packed: list[bytes] | None, name: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for `mapInArrow`. Its rows have the number of a payload, or the number and the payload itself."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        work = pickle.loads(function)
+        for batch in batches:
+            if packed is None:
+                found = batch.column(1).to_pylist()
+            else:
+                found = [packed[number] for number in batch.column(0).to_pylist() if number < len(packed)]
+            for payload in found:
+                yield from work(pickle.loads(payload))
+        freeze_loaded_modules()
+
+    read.__name__ = name or read.__name__
+    return read
+
+
+def one_row_per_task(spark: SparkSession, packed: list[bytes], most_tasks: int | None = None) -> DataFrame:
+    """A table with a row for each payload, every row in a partition of its own unless there are more than `most_tasks`.
 
     Spark divides a local table into as many partitions as there are cores, so a table with fewer rows needs no shuffle.
 
@@ -230,10 +276,9 @@ def one_row_per_task(spark: SparkSession, packed: list[bytes]) -> DataFrame:
     partitions.
     """
     rows = pa.table({"task": pa.array(range(len(packed)), pa.int64()), "payload": pa.array(packed, pa.binary())})
-    frame = arrow_frame(spark, rows)
-    if spark_version() >= (4, 0) and len(packed) <= parallelism(spark) and rows.nbytes < _LOCAL_BYTES:
-        return frame
-    return frame.repartitionByRange(len(packed), "task")
+    frame, count = arrow_frame(spark, rows), min(len(packed), most_tasks or len(packed))
+    is_local = spark_version() >= (4, 0) and len(packed) <= parallelism(spark) and rows.nbytes < _LOCAL_BYTES
+    return frame if is_local and count == len(packed) else frame.repartitionByRange(count, "task")
 
 
 def collect(frame: DataFrame, description: str) -> pa.Table:
