@@ -44,6 +44,7 @@ from icefloe.ledger.ledger import (
     MAIN,
     HistoryChange,
     Ledger,
+    RefTargets,
     StaleTipError,
     StoredConfig,
     Tip,
@@ -167,9 +168,11 @@ class DatasetLedger(Ledger):
         return _find_ref((await self.fetch()).state, tag, "tag")
 
     async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
+        return _targets((await self.fetch()).state)
+
+    async def fetch_graph(self) -> tuple[RefTargets, Mapping[ObjectId, SnapshotInfo]]:
         state = (await self.fetch()).state
-        branches = {name: state.refs[name].snapshot_id for name in sorted(_names(state, "branch"))}
-        return branches, {name: state.refs[name].snapshot_id for name in sorted(_names(state, "tag"))}
+        return RefTargets(*_targets(state)), {entry.snapshot_id: entry.info() for entry in state.snapshots}
 
     async def list_branches(self) -> set[str]:
         return _names((await self.fetch()).state, "branch")
@@ -412,6 +415,11 @@ def _find_ref(state: State, name: str, kind: RefType) -> ObjectId:
             f"ref not found: no {kind} {name!r}. There are: {', '.join(sorted(_names(state, kind))) or 'none'}"
         )
     return ref.snapshot_id
+
+
+def _targets(state: State) -> tuple[dict[str, ObjectId], dict[str, ObjectId]]:
+    branches = {name: state.refs[name].snapshot_id for name in sorted(_names(state, "branch"))}
+    return branches, {name: state.refs[name].snapshot_id for name in sorted(_names(state, "tag"))}
 
 
 def _names(state: State, kind: RefType) -> set[str]:

@@ -57,6 +57,7 @@ from icefloe.ledger.ledger import (
     Administration,
     HistoryChange,
     Ledger,
+    RefTargets,
     RepositoryAdministration,
     StaleTipError,
     StoredConfig,
@@ -118,6 +119,7 @@ class Icechunk2Ledger(Ledger):
 
     refs_are_files = False
     keeps_pruned_logs = True
+    expires_at_once = True
     keeps_deleted_tags = True
 
     @property
@@ -226,6 +228,10 @@ class Icechunk2Ledger(Ledger):
         info = await self.fetch_repo_info()
         return dict(info.branches), dict(info.tags)
 
+    async def fetch_graph(self) -> tuple[RefTargets, Mapping[ObjectId, SnapshotInfo]]:
+        info = await self.fetch_repo_info()
+        return RefTargets(dict(info.branches), dict(info.tags)), _infos_of(info)
+
     async def list_branches(self) -> set[str]:
         return set((await self.fetch_repo_info()).branches)
 
@@ -327,8 +333,7 @@ class Icechunk2Ledger(Ledger):
 
     async def fetch_snapshot_infos(self) -> dict[ObjectId, SnapshotInfo]:
         """Every snapshot the repository lists, reachable or not."""
-        info = await self.fetch_repo_info()
-        return {key: to_snapshot_info(record) for key, record in info.snapshots.items()}
+        return _infos_of(await self.fetch_repo_info())
 
     async def fetch_pruned_logs(self, snapshot_id: ObjectId, tip: Tip | None = None) -> tuple[ObjectId, ...]:
         """Expired ancestors whose logs, oldest first, come before the snapshot's own when it is compared."""
@@ -487,6 +492,10 @@ def _info_of(seen: SeenRepo | RepoInfo | None) -> RepoInfo | None:
 def _last_collection(info: RepoInfo | None) -> int | None:
     """The time of the last garbage collection in this file. The operations log continues in older files."""
     return None if info is None else next((u.at_us for u in info.updates if u.kind is UpdateKind.GC_RAN), None)
+
+
+def _infos_of(info: RepoInfo) -> dict[ObjectId, SnapshotInfo]:
+    return {key: to_snapshot_info(record) for key, record in info.snapshots.items()}
 
 
 def to_snapshot_info(record: SnapshotRecord) -> SnapshotInfo:

@@ -9,12 +9,13 @@ snapshot: the number is taken, so it reads the snapshot again and tries the next
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Collection, Container, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from icefloe.errors import (
     AlreadyExistsError,
@@ -39,6 +40,8 @@ from icefloe.storage.contract import Storage, Version, Versioned
 if TYPE_CHECKING:
     from icefloe.model.status import FeatureFlag, RepoAvailability, RepoStatus, Update
 
+T = TypeVar("T")
+
 MAIN = "main"
 JOURNAL_KEY = "icefloe-conversion.json"
 """The object that exists while a conversion is in progress."""
@@ -47,6 +50,7 @@ CONVERSION = "conversion"
 FRESH_SECONDS = 1.0
 """A branch that was read longer ago is read again before its next file is created. Only a conversion in place removes
 branch files. A writer that waited during a conversion could create a file that no reader finds."""
+_REQUESTS_AT_ONCE = 32
 _MAX_BYTES = 200
 """Names are parts of file names, which have a prefix and a suffix."""
 
@@ -420,12 +424,34 @@ class Ledger(ABC):
     def learn_from(self, other: Ledger) -> None:
         """Use the state that another ledger of the same repository read, to compare it with the current state."""
 
+    expires_at_once = False
+    """Whether `change_history` is one atomic step that keeps the snapshots of all refs of that moment.
+
+    If not, a commit made meanwhile may have an expired parent, so an expiry looks at the refs again afterwards.
+    """
+
     async def fetch_targets(self) -> tuple[dict[str, ObjectId], dict[str, ObjectId]] | None:
         """The targets of all branches and all tags, if one request returns them. None if each needs a request."""
         return None
 
+    async def fetch_graph(self) -> tuple[RefTargets, Mapping[ObjectId, SnapshotInfo]] | None:
+        """All refs and every snapshot that the repository lists, if one object contains both."""
+        return None
+
     @abstractmethod
     async def fetch_tip(self, branch: str) -> Tip: ...
+
+    async def fetch_tips(self) -> dict[str, Tip]:
+        """The tips of all branches. Branches that are deleted meanwhile are left out."""
+        names = sorted(await self.list_branches())
+        found = await gather_requests(map(self._find_tip, names))
+        return {name: tip for name, tip in zip(names, found, strict=True) if tip is not None}
+
+    async def _find_tip(self, branch: str) -> Tip | None:
+        try:
+            return await self.fetch_tip(branch)
+        except RefNotFoundError:
+            return None
 
     async def fetch_positions(self, branch: str, limit: int) -> list[BranchPosition]:
         """The snapshots that a branch pointed to, newest first. Files that were only rewritten are left out."""
@@ -436,6 +462,11 @@ class Ledger(ABC):
 
     @abstractmethod
     async def fetch_tag(self, tag: str) -> ObjectId: ...
+
+    async def fetch_tags(self) -> dict[str, ObjectId]:
+        """The targets of all tags."""
+        names = sorted(await self.list_tags())
+        return dict(zip(names, await gather_requests(map(self.fetch_tag, names)), strict=True))
 
     @abstractmethod
     async def list_branches(self) -> set[str]: ...
@@ -584,6 +615,17 @@ class Ledger(ABC):
         """Replace the stored configuration. Raises ConflictError if it changed since it was fetched."""
 
 
+async def gather_requests(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The answers of requests. A bounded number of them runs at the same time."""
+    gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+
+    async def run(request: Coroutine[Any, Any, T]) -> T:
+        async with gate:
+            return await request
+
+    return list(await asyncio.gather(*map(run, requests)))
+
+
 async def save_config_file(storage: Storage, key: str, data: bytes, version_token: Version | None) -> None:
     """Create the object, or replace the version that was read. Raises ConflictError if it has changed."""
     try:
@@ -726,10 +768,9 @@ class QuotingLedger(Ledger):
             return
         rewritten: set[ObjectId] = set()
         for _ in range(_ROUNDS):
-            branches = {name: await self._find_tip(name) for name in await self.list_branches()}
-            tips = {name: tip for name, tip in branches.items() if tip is not None}
+            tips = await self.fetch_tips()
             targets = {tip.snapshot_id for tip in tips.values()}
-            targets |= {await self.fetch_tag(tag) for tag in await self.list_tags()}
+            targets |= {*(await self.fetch_tags()).values()}
             rewritten |= await rewrite_history(self.metadata_files, targets, change)
             touched = [
                 await self.touch_branch(name, tip)
@@ -750,12 +791,6 @@ class QuotingLedger(Ledger):
                 raise StorageError(
                     f"other writers moved branch {branch!r} in each of {_ROUNDS} attempts. Collect garbage again"
                 )
-
-    async def _find_tip(self, branch: str) -> Tip | None:
-        try:
-            return await self.fetch_tip(branch)
-        except RefNotFoundError:
-            return None
 
 
 async def rewrite_history(

@@ -52,6 +52,7 @@ from icefloe.ledger.ledger import (
     check_name,
     check_new_name,
     check_not_converting,
+    gather_requests,
     save_config_file,
     walk_history,
 )
@@ -182,7 +183,6 @@ GENERATION_KEY, GENERATION = "generation", "repository"
 """Stored in `config.json`, so that one request returns the generation and the configuration."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
-_CONCURRENCY = 32
 _FEWEST_READS, _MOST_READS = 2, 8
 """Branch files that are read at the same time: the last known one and its successors. More if the branch moves fast."""
 _READS_BEFORE_LISTING = 24
@@ -381,12 +381,32 @@ class RepositoryLedger(QuotingLedger):
             break
         raise RefNotFoundError(f"ref not found: no tag {tag!r} in {self.storage.url}", name=tag)
 
+    async def _find_tag(self, tag: str) -> ObjectId | None:
+        """The snapshot of a tag that is listed."""
+        for style in STYLES:
+            key = style.tag_folder(tag) + TAG_FILE
+            data = await _find(self.storage.get(key))
+            if data is not None:
+                return parse_ref(data, key).snapshot_id
+        return None
+
+    async def fetch_tags(self) -> dict[str, ObjectId]:
+        # The listing contains the tombstones, so that one request for each tag is sufficient.
+        names = sorted(await self.list_tags())
+        found = await gather_requests(map(self._find_tag, names))
+        return {name: target for name, target in zip(names, found, strict=True) if target is not None}
+
     async def list_branches(self) -> set[str]:
+        return set(await self.fetch_tips())
+
+    async def fetch_tips(self) -> dict[str, Tip]:
         folders = await self.storage.list_names(REFS)
         names = sorted({name for folder in folders if (name := parse_folder("branch", folder))})
-        found = await _gather_bounded(self._fetch_newest(name) for name in names)
+        found = await gather_requests(self._fetch_newest(name) for name in names)
         return {
-            name for name, newest in zip(names, found, strict=True) if newest is not None and not newest.content.deleted
+            name: Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
+            for name, newest in zip(names, found, strict=True)
+            if newest is not None and not newest.content.deleted
         }
 
     async def list_tags(self) -> set[str]:
@@ -450,13 +470,20 @@ class RepositoryLedger(QuotingLedger):
         raise StaleTipError(current) from None
 
     async def touch_branch(self, branch: str, tip: Tip, collection: str | None = None) -> bool:
-        newest = await self._fetch_newest(check_name(branch, "branch"))
+        newest = self._find_fresh(check_name(branch, "branch"), tip) or await self._fetch_newest(branch)
         if newest is None or newest.content.deleted:
             return True
         if Tip(newest.content.snapshot_id, newest.sequence) != tip:
             return False
         content = newest.content if collection is None else replace(newest.content, collection=collection)
         return await self._take_next(branch, newest, content)
+
+    def _find_fresh(self, branch: str, tip: Tip) -> _Newest | None:
+        """The file of a tip that was read just now. The creation of the next file shows if there is a newer one."""
+        seen = self._seen.get(branch)
+        if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+            return None
+        return seen if Tip(seen.content.snapshot_id, seen.sequence) == tip else None
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
         looked = monotonic_time()
@@ -627,16 +654,6 @@ async def _find(request: Any) -> Any:
         return await request
     except ObjectNotFoundError:
         return None
-
-
-async def _gather_bounded(requests: Iterable[Any]) -> list[Any]:
-    gate = asyncio.Semaphore(_CONCURRENCY)
-
-    async def run(request: Any) -> Any:
-        async with gate:
-            return await request
-
-    return list(await asyncio.gather(*map(run, requests)))
 
 
 def _no_branch(branch: str) -> RefNotFoundError:

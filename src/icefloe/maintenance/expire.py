@@ -256,13 +256,16 @@ async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPl
         if context.official_rules:
             await context.ledger.log_expiry()
         return plan
+    if context.ledger.expires_at_once:
+        await _apply(context, plan)
+        return plan
     refs = await fetch_all_refs(open_uncached(context).ledger)
     await _apply(context, plan)
     for _ in range(_ROUNDS):
         # A commit or an amendment made in the meantime may have an expired parent.
-        history = await fetch_history(open_uncached(context))
-        if history.refs == refs:
+        if await fetch_all_refs(open_uncached(context).ledger) == refs:
             break
+        history = await fetch_history(open_uncached(context))
         refs, missed = history.refs, plan_again(history, plan.change.expired)
         if missed.change.is_empty():
             break
@@ -277,8 +280,9 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
         # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
-        own = await _log_since(uncached, [child], skipped[0])
-        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
+        logs: dict[ObjectId, TransactionLog] = {}
+        own = await _log_since(uncached, [child], skipped[0], logs)
+        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child], logs)
         await _write_log(context, child, _union(own, exact[child]))
     report_progress("change history", 0, 1)
     await context.ledger.change_history(plan.change)
@@ -307,7 +311,7 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
                 if above is None:
                     return  # the parent is not an earlier ancestor, so nothing was expired
                 at = above
-            log = await _log_since(uncached, [*reversed(skipped), child], begins)
+            log = await _log_since(uncached, [*reversed(skipped), child], begins, {})
         except SnapshotNotFoundError:
             return  # a collection deleted the expired files; the expiry wrote the log
         await _write_log(context, child, log)
@@ -333,11 +337,16 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
     )
 
 
-async def _log_since(uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
+async def _log_since(
+    uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId, known: dict[ObjectId, TransactionLog]
+) -> TransactionLog:
+    """What some snapshots changed together since a parent. `known` are logs that were read, and gets the others."""
     metadata_files = uncached.metadata_files
     old, new = await metadata_files.fetch_snapshot(parent), await metadata_files.fetch_snapshot(snapshots[-1])
     try:
-        logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]
+        for each in snapshots:
+            if each not in known:
+                known[each] = await metadata_files.fetch_transaction_log(each)
     except ObjectNotFoundError:
         return await compare_snapshots(old, new, metadata_files)
-    return fit_log(await join_logs(logs, old, new, metadata_files), old, new)
+    return fit_log(await join_logs([known[each] for each in snapshots], old, new, metadata_files), old, new)

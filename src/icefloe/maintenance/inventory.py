@@ -401,14 +401,9 @@ async def fetch_all_refs(ledger: Ledger) -> RefTargets:
     found = await ledger.fetch_targets()
     if found is not None:
         return RefTargets(*found)
-    branches, tags = sorted(await ledger.list_branches()), sorted(await ledger.list_tags())
-
-    async def tip(name: str) -> ObjectId:
-        return (await ledger.fetch_tip(name)).snapshot_id
-
-    tips = await gather_bounded(tip, branches)
-    targets = await gather_bounded(ledger.fetch_tag, tags)
-    return RefTargets(dict(zip(branches, tips, strict=True)), dict(zip(tags, targets, strict=True)))
+    # Tags come second: a tag that replaces a branch is created before the branch is deleted.
+    tips = await ledger.fetch_tips()
+    return RefTargets({name: tip.snapshot_id for name, tip in tips.items()}, await ledger.fetch_tags())
 
 
 async def gather_bounded(
@@ -475,13 +470,14 @@ class History:
 
 async def fetch_history(uncached: UncachedRepository) -> History:
     """Fetch the current history of a repository."""
-    existing = await _fetch_existing(uncached)
-    refs = await fetch_all_refs(uncached.ledger)
-    listed = await uncached.ledger.fetch_listed()
     found: dict[ObjectId, SnapshotInfo] = {}
-    if listed is not None:
+    graph = await uncached.ledger.fetch_graph()
+    if graph is not None:
+        refs, listed = graph
         _follow_listed(refs, listed, found)
         return History(refs, found, {key: info for key, info in listed.items() if key not in found})
+    existing = await _fetch_existing(uncached)
+    refs = await fetch_all_refs(uncached.ledger)
     misquoted: dict[ObjectId, ObjectId] = {}
     for start in sorted(refs.targets()):
         if start in found:
