@@ -22,7 +22,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -88,6 +88,7 @@ def using(environment: Environment) -> Iterator[None]:
 
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
 
@@ -219,6 +220,11 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
             loop.call_soon_threadsafe(stop)
             concurrent.futures.wait([outcome])
         raise
+
+
+async def gather_each(work: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]) -> list[T]:
+    """The results for all items, which run at the same time. A single one needs no task."""
+    return [await work(items[0])] if len(items) == 1 else list(await asyncio.gather(*map(work, items)))
 
 
 def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:

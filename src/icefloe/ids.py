@@ -89,6 +89,9 @@ def encode_base32_column(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Base32 text of many ids at once: uint8[n, bytes] to ASCII uint8[n, characters]."""
     count, width = data.shape
     length = text_length(width)
+    if count < _FEW_IDS:
+        text = "".join([encode_base32(row.tobytes()) for row in data])
+        return np.frombuffer(bytearray(text, "ascii"), dtype=np.uint8).reshape(count, length)
     # Five bytes are eight characters: each block is four look-ups of two characters.
     blocks = -(-width // 5)
     pairs = np.empty((count, blocks * 4), dtype=np.uint16)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from formats.repository_examples import manifests, native_table, rows_of
 from icefloe.errors import FormatError, InvalidInputError
-from icefloe.formats.repository import FORMAT
+from icefloe.formats.repository import FORMAT, manifest_writer
 from icefloe.formats.repository.manifest_reader import decode_entries, decode_manifest_body
 from icefloe.formats.repository.manifest_writer import encode_manifest_body
 from icefloe.ids import decode_base32, encode_base32, new_object_id
@@ -38,6 +38,14 @@ def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
         assert set(table.locations) == set(manifest.tables[node].locations)
         assert (table.object_id is None) == (not (table.kind == ChunkKind.NATIVE).any())
         assert (table.location is None) == (not (table.kind == ChunkKind.VIRTUAL).any())
+
+
+@given(manifests())
+def test_few_rows_are_written_as_many_rows_are(manifest: Manifest) -> None:
+    few = bytes(encode_manifest_body(manifest))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_writer, "_FEW_ROWS", -1)
+        assert bytes(encode_manifest_body(manifest)) == few
 
 
 @given(manifests())

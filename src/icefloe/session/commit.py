@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.blocking import current_time, monotonic_time
+from icefloe.blocking import current_time, gather_each, monotonic_time
 from icefloe.debug import traced
 from icefloe.errors import (
     ConflictError,
@@ -266,7 +266,7 @@ async def apply_plan(
         async with limit:
             return await _write_output(state, output, edits, in_background)
 
-    made = await asyncio.gather(*map(write_one, plan.outputs))
+    made = await gather_each(write_one, plan.outputs)
     if earlier is not None:
         for output, pairs in zip(plan.outputs, made, strict=True):
             earlier.add_manifests(output, edits, pairs)
@@ -278,7 +278,7 @@ async def apply_plan(
 async def _write_output(
     state: SessionState, output: PlannedManifest, edits: Mapping[NodeId, ArrayEdits], start: Start | None
 ) -> _Written:
-    fetched = await asyncio.gather(*(state.lookup.fetch(manifest_id) for manifest_id in output.fetch))
+    fetched = await gather_each(state.lookup.fetch, output.fetch)
     sources: dict[ObjectId, Manifest] = dict(zip(output.fetch, fetched, strict=True))
     new_id = partial(new_object_id, state.context.capabilities.object_id_bytes)
     written: _Written = []

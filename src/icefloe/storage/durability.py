@@ -109,12 +109,19 @@ class Unsynced:
 
 
 def sync_paths(paths: Sequence[str]) -> None:
-    if len(paths) == 1:
-        return sync_path(paths[0])
-    waiting = [SYNCS.submit(sync_path, path) for path in paths]
-    wait_for(waiting)
-    for each in waiting:
-        each.result()
+    """Sync files and folders at the same time. The error of a write that was lost comes before other errors."""
+    waiting = [SYNCS.submit(sync_path, path) for path in paths[:-1]]
+    errors: list[BaseException] = []
+    try:
+        for path in paths[-1:]:
+            sync_path(path)  # this thread would only wait for the others
+    except OSError as error:
+        errors.append(error)
+    finally:
+        wait_for(waiting)
+    errors += filter(None, (each.exception() for each in waiting))
+    for error in sorted(errors, key=lambda found: not isinstance(found, _LostWriteError)):
+        raise error
 
 
 def sync_path(path: str) -> None:

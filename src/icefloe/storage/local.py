@@ -612,6 +612,7 @@ class LocalStorage(SourceStorage):
     def __init__(self, path: str | os.PathLike[str], *, fsync: bool | None = None, encoded: bool = True) -> None:
         self._root = os.path.abspath(os.path.expanduser(os.fspath(path)))
         self._prefix = self._root.rstrip("/") + "/"
+        self._url: str | None = None
         self._bounds = Bounds(self._root)
         self._fsync = fsync
         self._unsynced = unsynced_below(self._root) if fsync is not False else None
@@ -640,7 +641,9 @@ class LocalStorage(SourceStorage):
 
     @property
     def url(self) -> str:
-        return Path(self._root).as_uri() + "/"
+        if self._url is None:
+            self._url = Path(self._root).as_uri() + "/"
+        return self._url
 
     def path_of(self, key: str) -> str:
         """The file that holds an object."""

@@ -184,6 +184,8 @@ HINT_PREFIX = b"\x93\x01\x81" + bytes([0xA0 | len(HINT_KEY)]) + HINT_KEY + b"\xc
 """Start of a body with row hints: an array of version, flags with one key, and the map of references."""
 HINT_VERSION = 1
 
+_FEW_ROWS = 256
+_FOUR_BYTES = 1 << 32
 _BLOCK_ROWS = 1 << 14
 """Rows per block. A block fits into the processor's cache."""
 
@@ -193,7 +195,7 @@ def encode_manifest_body(manifest: Manifest) -> memoryview:
     tables = join_tables(manifest.tables)
     columns = tables.rows
     texts = _Texts.of(tables)
-    codes, classes = _classify(tables, texts)
+    codes, classes = (_classify_few if len(columns) <= _FEW_ROWS else _classify)(tables, texts)
     sizes = np.array([layout_of(c).row_bytes for c in classes], dtype=np.int64)
     hint = _encode_hint(manifest.id, tables.counts, codes, classes)
     head = HINT_PREFIX + len(hint).to_bytes(4, "big") + hint + b"\xdf" + len(columns).to_bytes(4, "big")
@@ -305,6 +307,46 @@ def _classify(tables: ChunkTables, texts: _Texts) -> tuple[npt.NDArray[np.int64]
             )
         )
     return codes, classes
+
+
+def _classify_few(tables: ChunkTables, texts: _Texts) -> tuple[npt.NDArray[np.int64], list[RowClass]]:
+    """The same for few rows. The numpy operations of `_classify` would take longer than a loop over them."""
+    columns = tables.rows
+    ndims = [ndim for ndim, count in zip(tables.ndims.tolist(), tables.counts.tolist()) for _ in range(count)]
+    keys: list[tuple[int, int, int, int, int]] = []
+    wide: dict[tuple[int, ...], tuple[bool, bool]] = {}
+    rows = zip(columns.kind.tolist(), columns.offset.tolist(), columns.length.tolist(), ndims, strict=True)
+    for row, (kind, offset, length, ndim) in enumerate(rows):
+        text_bytes, checksum, etag_bytes = ID_TEXT_BYTES, NO_CHECKSUM, 0
+        if kind == ChunkKind.INLINE:
+            text_bytes = length
+        elif kind == ChunkKind.VIRTUAL:
+            assert columns.location is not None
+            text_bytes = int(texts.locations.sizes[columns.location[row]])
+            if columns.last_modified is not None and columns.last_modified[row] > 0:
+                checksum = LAST_MODIFIED
+            if columns.etag is not None and columns.etag[row] >= 0:
+                checksum, etag_bytes = ETAG, int(texts.etags.sizes[columns.etag[row]])
+        elif kind != ChunkKind.NATIVE:
+            raise InvalidInputError(
+                f"a manifest can only contain inline, native and virtual references, found kind {kind}"
+            )
+        key = (kind, text_bytes, checksum, etag_bytes, ndim)
+        keys.append(key)
+        if offset >= _FOUR_BYTES or length >= _FOUR_BYTES:
+            before = wide.get(key, (False, False))
+            wide[key] = before[0] or offset >= _FOUR_BYTES, before[1] or length >= _FOUR_BYTES
+    known: dict[tuple[int, ...], int] = {}
+    classes = []
+    for key in sorted(set(keys)):
+        known[key] = len(classes)
+        kind, text_bytes, checksum, etag_bytes, ndim = key
+        widths = (0, 0)
+        if kind != ChunkKind.INLINE:
+            far, long = wide.get(key, (False, False))
+            widths = (8 if far else 4, 8 if long else 4)
+        classes.append(RowClass(ndim, ChunkKind(kind), text_bytes, *widths, checksum, etag_bytes))
+    return np.array([known[key] for key in keys], dtype=np.int64), classes
 
 
 def _wide(column: npt.NDArray[np.uint64], codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
