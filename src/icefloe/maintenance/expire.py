@@ -280,9 +280,8 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
         # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
-        logs: dict[ObjectId, TransactionLog] = {}
-        own = await _log_since(uncached, [child], skipped[0], logs)
-        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child], logs)
+        own = await _log_since(uncached, [child], skipped[0])
+        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(context, child, _union(own, exact[child]))
     report_progress("change history", 0, 1)
     await context.ledger.change_history(plan.change)
@@ -311,7 +310,7 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
                 if above is None:
                     return  # the parent is not an earlier ancestor, so nothing was expired
                 at = above
-            log = await _log_since(uncached, [*reversed(skipped), child], begins, {})
+            log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
             return  # a collection deleted the expired files; the expiry wrote the log
         await _write_log(context, child, log)
@@ -337,16 +336,11 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
     )
 
 
-async def _log_since(
-    uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId, known: dict[ObjectId, TransactionLog]
-) -> TransactionLog:
-    """What some snapshots changed together since a parent. `known` are logs that were read, and gets the others."""
+async def _log_since(uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
     metadata_files = uncached.metadata_files
     old, new = await metadata_files.fetch_snapshot(parent), await metadata_files.fetch_snapshot(snapshots[-1])
     try:
-        for each in snapshots:
-            if each not in known:
-                known[each] = await metadata_files.fetch_transaction_log(each)
+        logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]
     except ObjectNotFoundError:
         return await compare_snapshots(old, new, metadata_files)
-    return fit_log(await join_logs([known[each] for each in snapshots], old, new, metadata_files), old, new)
+    return fit_log(await join_logs(logs, old, new, metadata_files), old, new)
