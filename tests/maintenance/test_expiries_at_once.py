@@ -16,6 +16,8 @@ from tests.maintenance.histories import GENERATIONS
 from tests.maintenance.test_expired_bases import INLINE, NEVER, Interrupted
 
 import icefloe
+from icefloe.blocking import run_blocking
+from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, apply_expiry, plan_expiry_of
 
 LOOSE = icefloe.RepositoryConfig(
     inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)
@@ -47,6 +49,27 @@ def test_expiries_at_the_same_time_leave_logs_that_tell_of_everything(generation
         slow.left = request
         with contextlib.suppress(icefloe.SnapshotNotFoundError):
             repo.expire_snapshots(snapshots=[expired])
+        report = icefloe.Repository.open(others.storage).verify()
+        assert report.is_clean, f"before request {request}: {report}"
+        if slow.left > 0:
+            return
+    raise AssertionError("an expiry has no end")
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_an_expiry_of_all_commits_follows_one_of_a_single_commit_that_ran_meanwhile(generation: str) -> None:
+    for request in range(1, NEVER):
+        others, slow, repo = make_history(generation)
+        expired = [info.id for info in others.ancestry(branch="main")][1]
+
+        # The other process has planned its expiry, and applies it at some request of this one.
+        plan = run_blocking(plan_expiry_of(others.context, ExpiryRequest(snapshots=frozenset([expired]))))
+
+        def expire_one(others: icefloe.Repository = others, plan: ExpiryPlan = plan) -> None:
+            run_blocking(apply_expiry(others.context, plan))
+
+        slow.action, slow.left = expire_one, request
+        repo.expire_snapshots(dt.timedelta(0))
         report = icefloe.Repository.open(others.storage).verify()
         assert report.is_clean, f"before request {request}: {report}"
         if slow.left > 0:

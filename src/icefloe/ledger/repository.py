@@ -35,7 +35,7 @@ from icefloe.errors import (
     UnsupportedError,
     branch_moved,
 )
-from icefloe.ids import ObjectId, decode_base32, encode_base32
+from icefloe.ids import ObjectId, decode_base32, encode_base32, new_object_id
 from icefloe.lazy_exports import lazy_module
 from icefloe.ledger.ledger import (
     CONVERSION,
@@ -135,6 +135,8 @@ class RefContent:
     deleted: bool = False
     collection: str | None = None
     """The last garbage collection before this file was written. Every later file of the branch repeats it."""
+    token: str | None = None
+    """A random text. With it, no other writer writes the same bytes, so that only one of them succeeds."""
 
     def encode(self) -> bytes:
         document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
@@ -142,6 +144,8 @@ class RefContent:
             document["collection"] = self.collection
         if self.deleted:
             document["deleted"] = True
+        if self.token is not None:
+            document["token"] = self.token
         return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -541,13 +545,12 @@ class RepositoryLedger(QuotingLedger):
         raise _contended(branch)
 
     async def _take_next(self, branch: str, newest: _Newest, content: RefContent) -> bool:
-        """Create the file after the newest. False if another writer did.
-
-        Two concurrent callers that write the same content may both get True.
-        """
+        """Create the file after the newest. False if another writer did."""
         if content.collection != CONVERSION or content.snapshot_id != newest.content.snapshot_id:
             await check_not_converting(self.storage, newest.content.collection)
         try:
+            # Others may reset the branch to the same snapshot, or write its ref again, at the same time.
+            content = replace(content, token=new_object_id())
             await self._create_file(branch, newest.style, newest.sequence + 1, content)
         except AlreadyExistsError:
             return False

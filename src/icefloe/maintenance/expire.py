@@ -303,18 +303,25 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
             begins = (await uncached.metadata_files.fetch_snapshot(child)).parent_id
             if begins is None or begins == parent:
                 return
-            skipped, at = [], parent
-            while at != begins:
+            skipped: list[ObjectId] = []
+            at: ObjectId | None = parent
+            while at is not None and at != begins:
                 skipped.append(at)
-                above = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
-                if above is None:
-                    return  # the parent is not an earlier ancestor, so nothing was expired
-                at = above
-            log = await _log_since(uncached, [*reversed(skipped), child], begins)
+                at = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
+            if at is None:
+                # The other expiry removed fewer commits, so that the parent is a later one than ours.
+                log = await _compare(uncached, begins, child)
+            else:
+                log = await _log_since(uncached, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
             return  # a collection deleted the expired files; the expiry wrote the log
         await _write_log(context, child, log)
         parent = begins
+
+
+async def _compare(uncached: UncachedRepository, parent: ObjectId, child: ObjectId) -> TransactionLog:
+    files = uncached.metadata_files
+    return await compare_snapshots(await files.fetch_snapshot(parent), await files.fetch_snapshot(child), files)
 
 
 async def _write_log(context: RepositoryContext, snapshot_id: ObjectId, log: TransactionLog) -> None:
