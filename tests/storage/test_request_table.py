@@ -35,8 +35,8 @@ def test_requests_of_common_operations_do_not_grow(ministack: S3Server) -> None:
         "open, list 21 arrays": 4,
         "small commit": 7,
         "open, create a tag, list tags, read it": 10,
-        "open, expire 12 commits": 75,
-        "open, collect garbage": 60,
+        "open, expire 12 commits": 59,
+        "open, collect garbage": 50,
     }
     with proxied(ministack.endpoint_url) as proxy:
         found = {name: counts.total for name, counts in measure(icefloe, ministack, proxy).items()}

@@ -120,8 +120,8 @@ def sync_paths(paths: Sequence[str]) -> None:
     finally:
         wait_for(waiting)
     errors += filter(None, (each.exception() for each in waiting))
-    for error in sorted(errors, key=lambda found: not isinstance(found, _LostWriteError)):
-        raise error
+    if errors:
+        raise min(errors, key=lambda found: not isinstance(found, _LostWriteError))
 
 
 def sync_path(path: str) -> None:

@@ -337,7 +337,7 @@ def _classify_few(tables: ChunkTables, texts: _Texts) -> tuple[npt.NDArray[np.in
             before = wide.get(key, (False, False))
             wide[key] = before[0] or offset >= _FOUR_BYTES, before[1] or length >= _FOUR_BYTES
     known: dict[tuple[int, ...], int] = {}
-    classes = []
+    classes: list[RowClass] = []
     for key in sorted(set(keys)):
         known[key] = len(classes)
         kind, text_bytes, checksum, etag_bytes, ndim = key
