@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.storage.contract import Buffer, SourceStorage, Storage
-from icefloe.storage.local import LocalStorage
 from icefloe.storage.requests import plan_reads
 
 
@@ -56,8 +55,8 @@ class ObjectSource:
         )
 
     def read_now(self, start: int, end: int) -> bytes | None:
-        """Bytes [start, end) of a local file. None if they must be requested."""
-        if self.etag is not None or self.last_modified is not None or not isinstance(self.storage, LocalStorage):
+        """Bytes [start, end), if the storage reads them at once. None if they must be requested."""
+        if self.etag is not None or self.last_modified is not None or not isinstance(self.storage, SourceStorage):
             return None
         return self.storage.read_now(self.key, start, end)
 

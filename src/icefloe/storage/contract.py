@@ -860,6 +860,10 @@ class SourceStorage(Storage):
     ) -> bytes:
         """Bytes [start, end) of an unchanged file; VirtualChunkError when it changed."""
 
+    def read_now(self, key: str, start: int, end: int) -> bytes | None:
+        """Bytes [start, end), if they can be read at once in this thread. None if `get_range` must be asked."""
+        return None
+
 
 def check_unchanged(
     shown: str,
