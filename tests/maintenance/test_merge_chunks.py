@@ -258,6 +258,27 @@ def test_a_merge_that_was_overtaken_by_a_writer_keeps_what_it_wrote(
     assert done
 
 
+@needs_grids
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("merged", ["main", "dev"])
+@pytest.mark.parametrize("row", [1, 9], ids=["merged", "moved"])
+@pytest.mark.parametrize("solver", [None, icefloe.BasicConflictSolver()])
+def test_branches_of_which_one_was_merged_and_the_other_written_are_not_joined(
+    merged: str, row: int, solver: Any
+) -> None:
+    repository = _create(10)
+    repository.create_branch("dev", repository.lookup_branch("main"))
+    repository.compact(merged, merge={"time": 4})
+    with repository.transaction("dev" if merged == "main" else "main", message="a row") as store:
+        zarr.open_array(store, path="t", mode="r+")[row] = -5
+    before, tip = repository.lookup_branch("main"), repository.lookup_branch("dev")
+    with pytest.raises(ConflictError):
+        repository.merge("dev", "main", solver=solver)
+    with pytest.raises(ConflictError):
+        repository.cherry_pick(tip, "main", solver=solver)
+    assert repository.lookup_branch("main") == before
+
+
 def _encoded(repository: Repository, name: str, values: Any) -> bytes:
     """The bytes of a chunk, as zarr encodes it with the codecs of an array of the repository."""
     store = zarr.storage.MemoryStore()
@@ -386,6 +407,25 @@ def test_a_change_of_others_before_a_merge_is_undone_by_the_next_sync(tmp_path: 
         assert days.sync().snapshot_id is not None
         days.check()
         assert _lengths(days.repository) == (4, 4, 1)
+
+
+@needs_grids
+@pytest.mark.usefixtures("enabled")
+def test_a_merge_that_is_reverted_or_amended_is_followed_by_a_sync(tmp_path: Path) -> None:
+    days = Days(tmp_path / "in")
+    for day in range(9):
+        days.write(day)
+    days.sync()
+    (commit,) = days.repository.compact(arrays="t", merge={"time": 4}).commits
+    days.repository.revert(commit, "main")
+    days.sync()
+    days.check()
+    days.repository.compact(arrays="t", merge={"time": 4})
+    session = days.repository.writable_session("main")
+    zarr.open_array(session.store, path="t", mode="r+")[2] = -1
+    session.amend("with a correction")
+    days.sync()
+    days.check()
 
 
 @needs_grids
