@@ -22,11 +22,11 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 from icefloe.errors import SessionStateError
 
@@ -50,6 +50,57 @@ class Environment:
 
 SYSTEM = Environment()
 _CURRENT: ContextVar[Environment] = ContextVar("icefloe_environment", default=SYSTEM)
+
+
+_TURNS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, asyncio.Lock]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Turn:
+    """Lets tasks of one event loop do something one after the other.
+
+    A task that has waited for the longest time goes on without its turn, because another one may hang.
+
+    Parameters
+    ----------
+    key
+        Tasks with the same key take turns. A task without a key never waits.
+    longest_wait
+        Seconds.
+
+    Examples
+    --------
+    >>> async def write():
+    ...     async with Turn(("file:///tmp/repo/", "main"), 5):
+    ...         ...
+    """
+
+    def __init__(self, key: Hashable, longest_wait: float) -> None:
+        self._lock = asyncio.Lock()
+        if key is not None:
+            # The lock exists as long as a turn refers to it.
+            locks = _TURNS.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+            self._lock = locks.setdefault(key, self._lock)
+        self._longest_wait = longest_wait
+        self._taken = False
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another task has its turn."""
+        return self._lock.locked() and not self._taken
+
+    async def __aenter__(self) -> Self:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._longest_wait):
+                await self._lock.acquire()
+                self._taken = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._taken:
+            self._taken = False
+            self._lock.release()
 
 
 def current_environment() -> Environment:

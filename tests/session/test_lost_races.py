@@ -8,6 +8,8 @@ import datetime as dt
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.session.contention import LAYOUTS, prepare, run_writers
 
 import icefloe
 from icefloe import SpecVersion
+from icefloe.blocking import Turn
 from icefloe.formats.icechunk2.repo_file import RepoInfo, decode_repo
 from icefloe.ids import new_object_id
 from icefloe.model.config import RepositoryConfig
@@ -223,3 +226,50 @@ def test_a_comparison_for_some_arrays_lists_all_their_chunks_and_all_nodes(gener
             assert all((some.updated_chunks[each] == whole.updated_chunks[each]).all() for each in wanted)
 
     asyncio.run(run())
+
+
+def test_threads_that_commit_to_local_files_take_turns(tmp_path: Path) -> None:
+    """Without turns, sixteen threads write more than two hundred snapshots for their 48 commits."""
+    writers, commits = 16, 3
+    repo = icefloe.Repository.create(str(tmp_path / "repo"))
+    with repo.transaction("main", message="array") as store:
+        zarr.create_array(store, name="a", shape=(writers * commits,), chunks=(1,), dtype="i4", fill_value=0)
+
+    def work(writer: int) -> None:
+        own = icefloe.Repository.open(str(tmp_path / "repo"))
+        for row in range(writer * commits, (writer + 1) * commits):
+            session = own.writable_session("main")
+            zarr.open_array(session.store, path="a")[row] = row + 1
+            session.commit(f"row {row}", rebase_with=icefloe.ConflictDetector())
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(work, range(writers)))
+    values = zarr.open_array(repo.readonly_session("main").store, path="a")[:]
+    assert values.tolist() == list(range(1, writers * commits + 1))
+    written = len(list((tmp_path / "repo" / "snapshots").iterdir()))
+    assert written <= 2 + 2.5 * writers * commits
+
+
+def test_a_writer_does_not_wait_forever_for_its_turn() -> None:
+    async def run() -> list[str]:
+        done: list[str] = []
+        hung = asyncio.Event()
+
+        async def hold() -> None:
+            async with Turn("branch", 0.01):
+                await hung.wait()
+            done.append("hung")
+
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        assert Turn("branch", 0.01).is_taken and not Turn("other", 0.01).is_taken and not Turn(None, 0.01).is_taken
+        async with Turn("branch", 0.01):
+            done.append("waited")
+        assert Turn("branch", 0.01).is_taken, "only its own turn is given back"
+        hung.set()
+        await holding
+        async with Turn("branch", 0.01):
+            done.append("free")
+        return done
+
+    assert asyncio.run(run()) == ["waited", "hung", "free"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.blocking import current_time, gather_each, monotonic_time
+from icefloe.blocking import Turn, current_time, gather_each, monotonic_time
 from icefloe.debug import traced
 from icefloe.errors import (
     ConflictError,
@@ -296,6 +296,7 @@ HISTORY_LENGTH = 32
 _FIRST_PAUSE_SECONDS = 0.005
 _PAUSE_PER_TRY = 4.0
 _LONGEST_PAUSE_SECONDS = 10.0
+_LONGEST_TURN_SECONDS = 5.0
 _STALE_TRIES = 100
 """Each lost attempt means that history was expired or garbage collected, so a hundred attempts are enough."""
 
@@ -324,19 +325,25 @@ class CommitRequest:
 @traced("commit")
 async def commit(state: SessionState, branch: str, request: CommitRequest) -> Snapshot:
     """Land the changes on a branch, rebasing over the commits they missed when a solver is given."""
-    earlier = None if request.rebase_with is None else EarlierFiles()
+    solver, rebases, url = request.rebase_with, 0, state.context.storage.url
+    earlier = None if solver is None else EarlierFiles()
     for attempt in range(max(request.rebase_tries, 0) + 1):
         started = monotonic_time()
-        if attempt > 0:
-            await rebase(state, branch, _solver(request))
-        try:
-            return await _write_and_advance(state, branch, request.after_rebases(attempt), earlier)
-        except ConflictError:
-            if request.rebase_with is None or attempt == request.rebase_tries:
+        # Writers of this process would defeat each other. In a store that is far away, they rather work meanwhile.
+        turn = Turn((url, branch) if url.startswith("file:") else None, _LONGEST_TURN_SECONDS)
+        async with contextlib.AsyncExitStack() as stack:
+            if solver is not None and (attempt > 0 or (turn.is_taken and request.rebase_tries > 0)):
+                await stack.enter_async_context(turn)
+                await rebase(state, branch, solver)
+                rebases += 1
+            try:
+                return await _write_and_advance(state, branch, request.after_rebases(rebases), earlier)
+            except ConflictError:
+                if solver is None or attempt == request.rebase_tries:
+                    raise
+            except GONE:
+                await _check_base(state, branch)
                 raise
-        except GONE:
-            await _check_base(state, branch)
-            raise
         await asyncio.sleep(random.uniform(0, longest_pause(attempt, monotonic_time() - started)))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -421,11 +428,6 @@ async def _write_during_packs(state: SessionState, request: CommitRequest, earli
         if state.writer.unstored:
             start(state.writer.store_packs())
         return await write_snapshot(state, request, files=earlier)
-
-
-def _solver(request: CommitRequest) -> ConflictSolver:
-    assert request.rebase_with is not None
-    return request.rebase_with
 
 
 def longest_pause(lost: int, took_seconds: float) -> float:
