@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +103,19 @@ def test_a_forecast_grows_in_every_direction_and_equals_a_new_ingest(
     xr.testing.assert_identical(_open(fresh), _open(repository))
 
 
+@st.composite
+def _appends(draw: st.DrawFn) -> list[list[tuple[int, int, int, int]]]:
+    """Two ingests of one run each, in one or two files, with steps that may begin and end elsewhere."""
+    stages = []
+    for run in draw(st.sampled_from([(0, 1), (1, 0), (0, 0)])):
+        first, lengths = draw(st.integers(0, 2)), draw(st.lists(st.integers(1, 2), min_size=1, max_size=2))
+        bounds = np.cumsum([first, *lengths]) * 3
+        stages.append([(run, 0, int(low), int(high)) for low, high in pairwise(bounds)])
+    return stages
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(_stages(), st.sampled_from(["time", "step", "number"]))
+@given(st.one_of(_appends(), _stages()), st.sampled_from(["time", "time", "step", "number"]))
 def test_an_append_of_a_forecast_is_right_or_refused(
     tmp_path_factory: pytest.TempPathFactory, stages: list[list[tuple[int, int, int, int]]], dim: str
 ) -> None:
