@@ -383,10 +383,7 @@ def _stored_too(
     options: IngestOptions,
     existing: Existing,
 ) -> tuple[RepeatedVariable, ...]:
-    """Variables of the repository that an append does not extend. Nothing of them is written.
-
-    They have no joined dimension, or files are joined along others than the one that is appended to.
-    """
+    """Variables of the repository that an append does not extend. They are compared, and nothing of them is written."""
     found: list[RepeatedVariable] = []
     for name, places in cells.items() if not options.unchecked else ():
         path = join_path(group, name)
@@ -400,8 +397,8 @@ def _stored_too(
             is_known = variable.dims == (name,) if () not in places else has_values and _is_compared(member, name)
             if 0 in variable.shape or is_known:
                 continue
-            starts = [_start_of(member, d, dims) for d in variable.dims]
-            region = tuple(slice(s, s + n) for s, n in zip(starts, variable.shape, strict=True))
+            sizes = zip(variable.dims, variable.shape, strict=True)
+            region = tuple(slice(s := _start_of(member, d, dims), s + n) for d, n in sizes)
             placed = PlacedFile(member.file, member.format, {}, {path: variable})
             found.append(RepeatedVariable(path, None, placed, _digest(member, name), region))
     return tuple(found)
