@@ -66,7 +66,9 @@ COMMANDS: Mapping[str, Command] = {
     "demo": Command("demo", "Run a demonstration with synthetic data, on Spark.", _TRANSFER),
     "expire": Command("maintenance", "Remove old snapshots from history.", _MAINTAIN),
     "gc": Command("maintenance", "Delete unreachable objects.", _MAINTAIN),
-    "compact": Command("maintenance", "Pack small chunks into larger objects.", _MAINTAIN),
+    "compact": Command(
+        "maintenance", "Pack small chunks into larger objects, or merge them into larger chunks.", _MAINTAIN
+    ),
     "materialize": Command("maintenance", "Copy virtual chunks into the repository.", _MAINTAIN),
     "rewrite-manifests": Command("maintenance", "Rewrite the manifests of a branch.", _MAINTAIN),
     "analyze": Command("sql", "Compute statistics of chunks, on Spark.", _MAINTAIN),

@@ -228,7 +228,6 @@ def compact(
     Examples
     --------
     icefloe compact weather --dry-run
-    icefloe compact weather --arrays 'surface/*'
     icefloe compact weather --merge time=720 --keep 48
     """
     repository = open_repository(repo, options)
