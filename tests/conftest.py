@@ -28,8 +28,8 @@ _EVERY_PROFILE: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow],
 }
 settings.register_profile("dev", max_examples=50, derandomize=True, **_EVERY_PROFILE)
-settings.register_profile("ci", max_examples=80, derandomize=True, **_EVERY_PROFILE)
-settings.register_profile("seeded", max_examples=80, **_EVERY_PROFILE)
+settings.register_profile("ci", max_examples=64, derandomize=True, **_EVERY_PROFILE)
+settings.register_profile("seeded", max_examples=64, **_EVERY_PROFILE)
 settings.register_profile("thorough", max_examples=300, **_EVERY_PROFILE)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 if settings().derandomize and hasattr(providers, "_get_local_constants"):

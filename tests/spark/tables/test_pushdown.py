@@ -194,7 +194,7 @@ _CONDITIONS = (
 )
 
 
-@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+@pytest.mark.parametrize("zone", [pytest.param("UTC", marks=pytest.mark.slow), "Asia/Tokyo"])
 def test_pushed_and_unpushed_queries_have_the_same_rows(pushing: Any, place: str, zone: str) -> None:
     from icefloe.spark import table
 
