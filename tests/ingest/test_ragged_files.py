@@ -346,18 +346,22 @@ def test_an_append_to_months_without_the_setting_is_refused_with_advice(tmp_path
     assert repository.lookup_branch("main") == before
 
 
-@pytest.mark.parametrize("mode", ["virtual", "mixed", "native"])
-def test_an_archive_of_months_is_not_rewritten_by_a_process_without_the_setting(tmp_path: Path, mode: Any) -> None:
-    """The document stands for one that was written with another Python or setting."""
-    archive = Archive(tmp_path / "in")
-    files = archive.write_all([(30, 30), (30, 30)])
-    repository = archive.create()
-    sync_local(files, repository, _options(mode))
+def _commit_variable_grid(repository: icefloe.Repository) -> str:
+    """Stands for an array that was written with another Python or setting."""
     session = repository.writable_session("main")
     grid = grid_document([ChunkLengths((30, 20, 10)), ChunkLengths(3), ChunkLengths(2)])
     document = json.dumps({**_document(repository), "chunk_grid": grid}).encode()
     run_blocking(session.store.set("t/zarr.json", default_buffer_prototype().buffer.from_bytes(document)))
-    before = session.commit("chunks of different lengths")
+    return session.commit("chunks of different lengths")
+
+
+@pytest.mark.parametrize("mode", ["virtual", "mixed", "native"])
+def test_an_archive_of_months_is_not_rewritten_by_a_process_without_the_setting(tmp_path: Path, mode: Any) -> None:
+    archive = Archive(tmp_path / "in")
+    files = archive.write_all([(30, 30), (30, 30)])
+    repository = archive.create()
+    sync_local(files, repository, _options(mode))
+    before = _commit_variable_grid(repository)
     more = archive.write(2, 60, 30, 30)
     advice = "ZARR_ARRAY__RECTILINEAR_CHUNKS" if RECTILINEAR else "Python 3.12"
     with pytest.raises(UnsupportedError, match=advice):
@@ -373,11 +377,7 @@ def test_a_first_sync_does_not_rewrite_what_an_ingest_wrote_with_the_setting(tmp
     files = archive.write_all([(30, 30), (30, 30)])
     repository = archive.create()
     ingest_local(files, repository, _options(mode))
-    session = repository.writable_session("main")
-    grid = grid_document([ChunkLengths((30, 20, 10)), ChunkLengths(3), ChunkLengths(2)])
-    document = json.dumps({**_document(repository), "chunk_grid": grid}).encode()
-    run_blocking(session.store.set("t/zarr.json", default_buffer_prototype().buffer.from_bytes(document)))
-    before = session.commit("chunks of different lengths")
+    before = _commit_variable_grid(repository)
     advice = "ZARR_ARRAY__RECTILINEAR_CHUNKS" if RECTILINEAR else "Python 3.12"
     with pytest.raises(UnsupportedError, match=advice):
         sync_local(archive.folder, repository, _options(mode))

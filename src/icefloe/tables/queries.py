@@ -351,10 +351,10 @@ class _Stream:
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self.schema = schema
-        self._batches = batches
+        self.batches = batches
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches()).__arrow_c_stream__(requested_schema)
 
 
 def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
@@ -371,15 +371,24 @@ def relation_stream(prepared: PreparedRelation, catalog: Catalog) -> _Stream:
                 yield from metadata_batches(name, open_address(catalog.address), session, part)
 
         return _Stream(SCHEMAS[name], rows)
+    return _cells(relation, plan)
+
+
+def _cells(relation: Relation, plan: ScanPlan) -> _Stream:
+    """Return the cells of an array with the columns of a relation, or with one column if it needs none."""
     plan = plan.in_one_stream()
-    scan, parts = plan.scan, plan.parts
-    columns = relation.columns or table.dimensions[:1] or tuple(table.names[:1])
+    columns = _columns(relation)
+    schema = plan.scan.grid.schema()
 
-    def cells() -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            yield from read_columns(scan, part, columns)
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in plan.parts:
+            yield from read_columns(plan.scan, part, columns)
 
-    return _Stream(pa.schema([scan.grid.schema().field(name) for name in columns]), cells)
+    return _Stream(pa.schema([schema.field(name) for name in columns]), batches)
+
+
+def _columns(relation: Relation) -> tuple[str, ...]:
+    return relation.columns or relation.table.dimensions[:1] or tuple(relation.table.names[:1])
 
 
 def few_rows(prepared: PreparedRelation, most_read: int, most_returned: int) -> pa.Table | None:
@@ -387,20 +396,17 @@ def few_rows(prepared: PreparedRelation, most_read: int, most_returned: int) -> 
     relation, plan = prepared.relation, prepared.scan
     if plan is None or plan.chunks * plan.scan.grid.block_bytes >= most_read:
         return None
-    columns = relation.columns or relation.table.dimensions[:1] or tuple(relation.table.names[:1])
-    if plan.scan.test is None and plan.cells * len(columns) > most_returned:
+    if plan.scan.test is None and plan.cells * len(_columns(relation)) > most_returned:
         return None
-    plan = plan.in_one_stream()
-    schema = plan.scan.grid.schema()
-    batches: list[pa.RecordBatch] = []
+    cells = _cells(relation, plan)
+    kept: list[pa.RecordBatch] = []
     size = 0
-    for part in plan.parts:
-        for batch in read_columns(plan.scan, part, columns):
-            batches.append(batch)
-            size += batch.nbytes
-            if size > most_returned:
-                return None
-    return pa.Table.from_batches(batches, schema=pa.schema([schema.field(name) for name in columns]))
+    for batch in cells.batches():
+        kept.append(batch)
+        size += batch.nbytes
+        if size > most_returned:
+            return None
+    return pa.Table.from_batches(kept, schema=cells.schema)
 
 
 _SAME_TYPES = frozenset(("int8", "int16", "int32", "int64", "float", "double", "bool", "string"))
@@ -443,15 +449,13 @@ def select_without_engine(prepared: PreparedQuery, limit: int | None = None) -> 
 def _read_rows(prepared: PreparedRelation, predicate: Predicate | None, zone: dt.tzinfo, limit: int | None) -> pa.Table:
     """Read the cells of a relation that satisfy a condition, until there are enough."""
     assert prepared.scan is not None
-    plan, columns = prepared.scan.in_one_stream(), prepared.relation.columns
-    batches: list[pa.RecordBatch] = []
-    for part in plan.parts:
-        for batch in read_columns(plan.scan, part, columns):
-            batches.append(exact_rows(batch, predicate, zone))
-            if limit is not None and sum(map(len, batches)) >= limit:
-                return pa.Table.from_batches(batches)
-    schema = plan.scan.grid.schema()
-    return pa.Table.from_batches(batches, schema=pa.schema([schema.field(name) for name in columns]))
+    cells = _cells(prepared.relation, prepared.scan)
+    found: list[pa.RecordBatch] = []
+    for batch in cells.batches():
+        found.append(exact_rows(batch, predicate, zone))
+        if limit is not None and sum(map(len, found)) >= limit:
+            break
+    return pa.Table.from_batches(found, schema=cells.schema)
 
 
 @lru_cache(maxsize=1)
