@@ -24,7 +24,7 @@ from icefloe.ids import NodeId, ObjectId, is_object_id
 from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.config import CHUNK_REF_BYTES, SNAPSHOT_NODE_BYTES
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
-from icefloe.storage.contract import Storage
+from icefloe.storage.contract import SourceStorage, Storage
 
 _log = logging.getLogger("icefloe")
 
@@ -55,8 +55,16 @@ class ByteCache(Generic[K, V]):
         # Another thread of the parent may have been between keeping a value and counting its bytes.
         self._bytes = sum(size for _, size in self._entries.values())
 
-    async def get(self, key: K, load: Callable[[], Awaitable[tuple[V, int]]]) -> V:
-        """The value of a key. If it is not in the cache, `load` returns it with its size."""
+    async def get(
+        self,
+        key: K,
+        load: Callable[[], Awaitable[tuple[V, int]]],
+        load_now: Callable[[], tuple[V, int] | None] | None = None,
+    ) -> V:
+        """The value of a key. If it is not in the cache, `load` returns it with its size.
+
+        `load_now` is tried before it, in the thread of the caller. It returns None if it would have to wait.
+        """
         with self._lock:
             if key in self._entries:
                 self.hits += 1
@@ -65,12 +73,32 @@ class ByteCache(Generic[K, V]):
             self.misses += 1
             loading = self._loading.get(key)
             if loading is None:
+                token = self._loads[key] = object()
+        if loading is None and load_now is not None:
+            found = self._load_now(key, load_now, token)
+            if found is not None:
+                return found[0]
+        with self._lock:
+            loading = self._loading.get(key)
+            if loading is None:
                 # Loads run on this library's own loop. A caller that blocks its own loop would stop them.
                 token = self._loads[key] = object()
                 loading = asyncio.run_coroutine_threadsafe(self._load(key, load, token), blocking_loop())
                 self._loading[key] = loading
                 loading.add_done_callback(lambda done: self._forget_load(key, done))
         return await asyncio.shield(asyncio.wrap_future(loading))
+
+    def _load_now(self, key: K, load: Callable[[], tuple[V, int] | None], token: object) -> tuple[V, int] | None:
+        found = None
+        try:
+            found = load()
+        finally:
+            with self._lock:
+                if self._loads.get(key) is token:
+                    del self._loads[key]
+                    if found is not None:
+                        self.put(key, *found)
+        return found
 
     def _forget_load(self, key: K, done: concurrent.futures.Future[V]) -> None:
         with self._lock:
@@ -180,9 +208,20 @@ class MetadataFiles:
         Pass `anew` to read the file again if a decision depends on these.
         """
 
+        key = self.format.snapshot_key(snapshot_id)
+
+        def check(snapshot: Snapshot, size_bytes: int) -> tuple[Snapshot, int]:
+            # The first snapshot of some early repositories has another id than its file says.
+            if snapshot.id != snapshot_id and snapshot.parent_id is not None:
+                raise FormatError(f"{key} in {self.storage.url} contains another snapshot, {snapshot.id}")
+            self._warn_of_small_cache("snapshot", len(snapshot.nodes))
+            return snapshot, _snapshot_weight(snapshot, size_bytes)
+
+        load_file, load_now = self._loads(key, "fetch_snapshot", snapshot_id, self.format.decode_snapshot, check)
+
         async def load() -> tuple[Snapshot, int]:
             try:
-                data = await self._get(self.format.snapshot_key(snapshot_id), "fetch_snapshot", snapshot_id)
+                return await load_file()
             except ObjectNotFoundError as error:
                 self._snapshots.drop(snapshot_id)
                 if not is_object_id(snapshot_id, self.format.capabilities.object_id_bytes):
@@ -195,15 +234,10 @@ class MetadataFiles:
                     "or it was expired and garbage collected. `icefloe log` lists the snapshots of a branch",
                     snapshot_id=snapshot_id,
                 ) from error
-            key = self.format.snapshot_key(snapshot_id)
-            snapshot = await self._decode(self.format.decode_snapshot, data, "fetch_snapshot", key)
-            # The first snapshot of some early repositories has another id than its file says.
-            if snapshot.id != snapshot_id and snapshot.parent_id is not None:
-                raise FormatError(f"{key} in {self.storage.url} contains another snapshot, {snapshot.id}")
-            self._warn_of_small_cache("snapshot", len(snapshot.nodes))
-            return snapshot, _snapshot_weight(snapshot, len(data))
 
-        return await (self._snapshots.renew if anew else self._snapshots.get)(snapshot_id, load)
+        if anew:
+            return await self._snapshots.renew(snapshot_id, load)
+        return await self._snapshots.get(snapshot_id, load, load_now)
 
     def has_snapshot(self, snapshot_id: ObjectId) -> bool:
         """Whether a snapshot is cached or being loaded."""
@@ -212,21 +246,36 @@ class MetadataFiles:
     async def fetch_manifest(self, manifest_id: ObjectId) -> Manifest:
         """A manifest by id, decoded into columns."""
 
-        async def load() -> tuple[Manifest, int]:
-            opened = (manifest_id, _OPENED)
-            if self._manifests.holds(opened):
-                found = await self._open_manifest(manifest_id)
-                is_small = found.nbytes < _OFFLOAD_BYTES
-                manifest = found.decode() if is_small else await asyncio.to_thread(found.decode)
-                self._manifests.drop(opened)
-            else:
-                key = self.format.manifest_key(manifest_id)
-                data = await self._get(key, "fetch_manifest", manifest_id)
-                manifest = await self._decode(self.format.decode_manifest, data, "fetch_manifest", key)
+        opened = (manifest_id, _OPENED)
+
+        def weigh(manifest: Manifest, _: int = 0) -> tuple[Manifest, int]:
             self._warn_of_small_cache("manifest", len(manifest))
             return manifest, manifest.nbytes
 
-        entry = await self._manifests.get((manifest_id, _DECODED), load)
+        key, decode = self.format.manifest_key(manifest_id), self.format.decode_manifest
+        load_file, load_file_now = self._loads(key, "fetch_manifest", manifest_id, decode, weigh)
+
+        async def load() -> tuple[Manifest, int]:
+            if not self._manifests.holds(opened):
+                return await load_file()
+            found = await self._open_manifest(manifest_id)
+            is_small = found.nbytes < _OFFLOAD_BYTES
+            manifest = found.decode() if is_small else await asyncio.to_thread(found.decode)
+            self._manifests.drop(opened)
+            return weigh(manifest)
+
+        def load_now() -> tuple[Manifest, int] | None:
+            found = self._manifests.find(opened)
+            if found is None:
+                return None if self._manifests.holds(opened) else load_file_now()
+            assert isinstance(found, OpenManifest)
+            if found.nbytes >= _OFFLOAD_BYTES:
+                return None
+            manifest = found.decode()
+            self._manifests.drop(opened)
+            return weigh(manifest)
+
+        entry = await self._manifests.get((manifest_id, _DECODED), load, load_now)
         assert isinstance(entry, Manifest)
         return entry
 
@@ -251,13 +300,9 @@ class MetadataFiles:
         return self._manifests.find((manifest_id, _DECODED)) or self._manifests.find((manifest_id, _OPENED))
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
-        async def load() -> tuple[OpenManifest, int]:
-            key = self.format.manifest_key(manifest_id)
-            data = await self._get(key, "fetch_manifest", manifest_id)
-            opened = await self._decode(self.format.open_manifest, data, "fetch_manifest", key)
-            return opened, opened.nbytes
-
-        entry = await self._manifests.get((manifest_id, _OPENED), load)
+        key, decode = self.format.manifest_key(manifest_id), self.format.open_manifest
+        loads = self._loads(key, "fetch_manifest", manifest_id, decode, lambda found, _: (found, found.nbytes))
+        entry = await self._manifests.get((manifest_id, _OPENED), *loads)
         assert isinstance(entry, OpenManifest)
         return entry
 
@@ -266,14 +311,13 @@ class MetadataFiles:
 
         Expiry rewrites logs in place in some generations, as it does with the parents of snapshots.
         """
-
-        async def load() -> tuple[TransactionLog, int]:
-            key = self.format.transaction_log_key(snapshot_id)
-            data = await self._get(key, "fetch_transaction_log", snapshot_id)
-            log = await self._decode(self.format.decode_transaction_log, data, "fetch_transaction_log", key)
-            return log, 4 * len(data)
-
-        return await (self._logs.renew if anew else self._logs.get)(snapshot_id, load)
+        key, decode = self.format.transaction_log_key(snapshot_id), self.format.decode_transaction_log
+        load, load_now = self._loads(
+            key, "fetch_transaction_log", snapshot_id, decode, lambda log, size_bytes: (log, 4 * size_bytes)
+        )
+        if anew:
+            return await self._logs.renew(snapshot_id, load)
+        return await self._logs.get(snapshot_id, load, load_now)
 
     async def fetch_attributes(self, attributes_id: ObjectId, row: int) -> bytes:
         """One attributes object of an attributes file, as JSON text."""
@@ -332,6 +376,33 @@ class MetadataFiles:
     async def write_attributes(self, attributes_id: ObjectId, rows: Sequence[bytes]) -> None:
         """Write an attributes file."""
         await self._put(self.format.attributes_key(attributes_id), self.format.encode_attributes(rows), "attributes")
+
+    def _loads(
+        self,
+        key: str,
+        step: str,
+        object_id: ObjectId,
+        decode: Callable[[bytes], T],
+        finish: Callable[[T, int], tuple[T, int]],
+    ) -> tuple[Callable[[], Awaitable[tuple[T, int]]], Callable[[], tuple[T, int] | None]]:
+        """Two ways to read a file: with a request, and at once. `finish` returns its weight in a cache."""
+
+        async def load() -> tuple[T, int]:
+            data = await self._get(key, step, object_id)
+            return finish(await self._decode(decode, data, step, key), len(data))
+
+        def load_now() -> tuple[T, int] | None:
+            if HAS_TELEMETRY or not isinstance(self.storage, SourceStorage):
+                return None
+            data = self.storage.read_now(key)
+            if data is None:
+                return None
+            try:
+                return finish(_decode_now(decode, data), len(data))
+            except FormatError:
+                return None  # `load` reads the file again and says what is wrong
+
+        return load, load_now
 
     async def _get(self, key: str, step: str, object_id: ObjectId) -> bytes:
         """Read a file, as a span of OpenTelemetry where that is installed."""
@@ -394,10 +465,14 @@ def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
 
 
 async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
+    if len(data) < _OFFLOAD_BYTES:
+        return _decode_now(decode, data)
+    return await asyncio.to_thread(_decode_now, decode, data)
+
+
+def _decode_now(decode: Callable[[bytes], T], data: bytes) -> T:
     try:
-        if len(data) < _OFFLOAD_BYTES:
-            return decode(data)
-        return await asyncio.to_thread(decode, data)
+        return decode(data)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:
         # Decoders raise FormatError themselves. Errors of libraries below them also mean a broken file.
         raise FormatError(f"the file cannot be decoded: {type(error).__name__}: {error}") from error

@@ -174,6 +174,41 @@ def test_a_forked_child_loads_what_its_parent_was_loading(lock_is_held: bool) ->
         started.cancel()
 
 
+def test_a_value_that_is_read_at_once_is_kept() -> None:
+    cache: ByteCache[str, int] = ByteCache(100)
+    assert run_blocking(cache.get("a", _never, lambda: (7, 1))) == 7
+    assert cache.find("a") == 7
+    assert run_blocking(cache.get("b", _at_once, lambda: None)) == 7
+
+
+@pytest.mark.parametrize("change", ["renew", "drop"])
+def test_a_value_that_changed_while_it_was_read_at_once_is_not_kept(change: str) -> None:
+    """Maintenance rewrites a file, and its cache entry, while another thread has read the old bytes."""
+    cache: ByteCache[str, int] = ByteCache(100)
+
+    def read_old() -> tuple[int, int]:
+        if change == "renew":
+            run_blocking(cache.renew("a", _at_once))
+        else:
+            cache.drop("a")
+        return 6, 1
+
+    assert asyncio.run(cache.get("a", _never, read_old)) == 6
+    assert cache.find("a") == (7 if change == "renew" else None)
+
+
+def test_an_error_while_reading_at_once_leaves_nothing_behind() -> None:
+    cache: ByteCache[str, int] = ByteCache(100)
+
+    def fail() -> tuple[int, int]:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        run_blocking(cache.get("a", _never, fail))
+    assert not cache.holds("a")
+    assert run_blocking(cache.get("a", _at_once)) == 7
+
+
 def test_an_interrupt_cancels_the_work() -> None:
     script = textwrap.dedent("""
         import asyncio, signal

@@ -860,8 +860,8 @@ class SourceStorage(Storage):
     ) -> bytes:
         """Bytes [start, end) of an unchanged file; VirtualChunkError when it changed."""
 
-    def read_now(self, key: str, start: int, end: int) -> bytes | None:
-        """Bytes [start, end), if they can be read at once in this thread. None if `get_range` must be asked."""
+    def read_now(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """Bytes [start, end), or all, if they can be read at once in this thread. None if a request is needed."""
         return None
 
 

@@ -568,8 +568,8 @@ T = TypeVar("T")
 
 INLINE_BYTES = 1 << 17
 """Up to here, handing the work to a thread takes longer than the work."""
-_PAGES = (16, 64, 256, 1000)
-"""Keys a page: the first come at once, whoever wants all soon gets many."""
+_PAGES = (1, 32, 256, 1000)
+"""Keys a page: the newest ref is the first, whoever wants all soon gets many."""
 _SLOW_SECONDS = 0.002
 _FEW_FILES = 16
 _DELETED_AT_ONCE = 64
@@ -715,12 +715,14 @@ class LocalStorage(SourceStorage):
     async def get_range(self, key: str, start: int, end: int) -> bytes:
         return (await self.get_ranges(key, (start,), (end,)))[0]
 
-    def read_now(self, key: str, start: int, end: int) -> bytes | None:
-        """Bytes [start, end) of a file, read in this thread. None if `get_range` must be asked, also after an error."""
-        if end - start > INLINE_BYTES or not self._pace.is_fast:
+    def read_now(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """Bytes of a file, read in this thread. None if another method must be asked, also after an error."""
+        if not self._pace.is_fast or (end is not None and end - start > INLINE_BYTES):
             return None
         path, began = self.path_of(key), time.perf_counter()
         try:
+            if end is None:
+                return read_file(path, self._bounds)[start:] if self._size_of(path) <= INLINE_BYTES else None
             return read_ranges(path, (start,), (end,), self._bounds)[0][0]
         except OSError:
             return None

@@ -281,10 +281,13 @@ _MULTIPLIERS = np.frombuffer(secrets.token_bytes(64 * 8), dtype=np.uint64) | np.
 _HINT = msgspec.msgpack.Decoder(tuple[int, str, bytes, list[tuple[int, int, int, int, int, int, int]], bytes, bytes])
 
 
-def decode_manifest_body(body: bytes, stored_bytes: int | None = None) -> Manifest:
-    """Decode a manifest of any layout. `stored_bytes` is the size of its file, if it is not that of the body."""
+def decode_manifest_body(body: bytes, stored_bytes: int | None = None, plan: RowPlan | None = None) -> Manifest:
+    """Decode a manifest of any layout. `stored_bytes` is the size of its file, if it is not that of the body.
+
+    Pass the plan of its rows if it has been read.
+    """
     try:
-        return decode_plan(body, read_plan(body))
+        return decode_plan(body, read_plan(body) if plan is None else plan)
     except HintError:  # the hint may be wrong; read the entries
         check_messagepack(body, len(body) if stored_bytes is None else stored_bytes, "manifest")
         return decode_entries(body)
@@ -614,6 +617,7 @@ class RowManifest(OpenManifest):
         self._starts: list[int] = []
         if self._plan is not None:
             self._arrays_left = len(self._plan.counts) // _ARRAYS_PER_WHOLE
+        if self._plan is not None and self._arrays_left:
             starts = self._plan.row_starts(np.cumsum(self._plan.counts) - self._plan.counts)
             self._starts = starts.tolist() if _in_order(body, starts) else []
 
@@ -623,7 +627,7 @@ class RowManifest(OpenManifest):
         return 2 * len(self._body)
 
     def decode(self) -> Manifest:
-        return decode_manifest_body(self._body, self._stored_bytes)
+        return decode_manifest_body(self._body, self._stored_bytes, self._plan)
 
     def find(self, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
         table = self._table(node_id)

@@ -109,14 +109,11 @@ def _parse_id(wire: Any, byte_count: int) -> bytes:
 
 def parse_time(text: str) -> dt.datetime:
     """Parse an RFC 3339 time to UTC. Digits beyond microseconds are dropped."""
-    base, _, zone = text.partition("Z")
-    whole, _, fraction = base.partition(".")
     try:
-        if zone or not text.endswith("Z"):
-            parsed = dt.datetime.fromisoformat(text)
-            return parsed.astimezone(dt.UTC) if parsed.tzinfo else parsed.replace(tzinfo=dt.UTC)
-        moment = dt.datetime.fromisoformat(whole).replace(tzinfo=dt.UTC)
-        return moment.replace(microsecond=int(fraction[:6].ljust(6, "0"))) if fraction else moment
+        parsed = dt.datetime.fromisoformat(text)
+        if parsed.tzinfo is dt.UTC:
+            return parsed
+        return parsed.astimezone(dt.UTC) if parsed.tzinfo else parsed.replace(tzinfo=dt.UTC)
     except (ValueError, OverflowError) as error:
         raise FormatError(f"{text!r:.80} is not a time: {error}") from error
 
