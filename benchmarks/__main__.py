@@ -10,6 +10,8 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import tempfile
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +19,7 @@ from rich.table import Table
 from benchmarks.harness import Measured, Row, run_workload
 from benchmarks.report import publish_ratios
 
-MODULES = ["engine", "scale", "published", "requests"]
+MODULES = ["engine", "sharding", "scale", "published", "requests"]
 
 
 def main() -> None:
@@ -31,12 +33,13 @@ def main() -> None:
     load = os.getloadavg()
     console = Console(width=max(150, Console().width))
     rows: list[Row] = []
-    for name in arguments.modules:
-        module = importlib.import_module(f"benchmarks.{name}")
-        for workload in module.WORKLOADS:
-            if arguments.only in workload.name:
-                console.print(f"[dim]{workload.name}: {workload.question}")
-                rows += run_workload(name, workload, arguments.scale, arguments.rounds)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name in arguments.modules:
+            module = importlib.import_module(f"benchmarks.{name}")
+            for workload in module.WORKLOADS:
+                if arguments.only in workload.name:
+                    console.print(f"[dim]{workload.name}: {workload.question}")
+                    rows += run_workload(name, workload, arguments.scale, Path(folder), arguments.rounds)
     console.print(make_table(rows))
     everything = set(arguments.modules) >= set(MODULES) and arguments.scale == 1 and not arguments.only
     if everything or arguments.write:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from benchmarks.harness import Meter, Workload, create_repository, open_repository
+from benchmarks.harness import OURS, Meter, Workload, create_repository, open_repository
 
 
 def make_small_array(library: Any, folder: Path, meter: Meter, scale: float) -> None:
@@ -23,7 +23,17 @@ def make_small_array(library: Any, folder: Path, meter: Meter, scale: float) -> 
 
 
 def commit_tiny(library: Any, folder: Path, meter: Meter, scale: float) -> None:
-    repo = open_repository(library, folder)
+    _commit_tiny(open_repository(library, folder), meter, scale)
+
+
+def commit_tiny_unsynced(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+    """The same without waiting for the disk, which the official package never does."""
+    options = {"fsync": False} if library.__name__ == OURS else {}
+    repo = library.Repository.open(library.local_filesystem_storage(str(folder / "repo"), **options))
+    _commit_tiny(repo, meter, scale)
+
+
+def _commit_tiny(repo: Any, meter: Meter, scale: float) -> None:
     for index in range(max(int(500 * scale), 10)):
         with meter.timed():
             session = repo.writable_session("main")
@@ -137,6 +147,11 @@ WORKLOADS = [
         "tiny commits",
         "What does one small change cost?",
         {"prepare": make_small_array, "500 commits": commit_tiny, "50 times open + read": open_and_read},
+    ),
+    Workload(
+        "tiny commits, no fsync",
+        "And if neither package waits for the disk?",
+        {"prepare": make_small_array, "500 commits": commit_tiny_unsynced},
     ),
     Workload(
         "5,000 nodes",

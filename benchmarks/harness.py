@@ -75,17 +75,21 @@ class Row:
     ours: Measured
 
 
-def run_workload(module: str, workload: Workload, scale: float, rounds: int = 1) -> list[Row]:
-    """Run all steps. The libraries take turns. The fastest of several rounds counts for each step."""
+def run_workload(module: str, workload: Workload, scale: float, root: Path, rounds: int = 1) -> list[Row]:
+    """Run all steps. The libraries take turns. The fastest of several rounds counts for each step.
+
+    Every round has a new folder below `root`, and nothing is deleted: for some time after files were deleted, ext4
+    needs several times as long to create new ones.
+    """
     best: dict[tuple[str, str], Measured] = {}
     for _ in range(rounds):
         for library in (OFFICIAL, OURS):
-            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                for step in workload.steps:
-                    measured = _run_step(module, workload.name, step, library, Path(folder), scale)
-                    key = (step, library)
-                    if measured is not None and (key not in best or measured.seconds < best[key].seconds):
-                        best[key] = measured
+            folder = Path(tempfile.mkdtemp(prefix=f"{library}-", dir=root))
+            for step in workload.steps:
+                measured = _run_step(module, workload.name, step, library, folder, scale)
+                key = (step, library)
+                if measured is not None and (key not in best or measured.seconds < best[key].seconds):
+                    best[key] = measured
     return [Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS]) for step in workload.steps]
 
 
