@@ -51,6 +51,17 @@ def ours(mode: str) -> Callable[[Path, Path, int], dict[str, float]]:
     return run
 
 
+def in_this_process(files: Path, target: Path, cores: int) -> dict[str, float]:
+    """The same job without Spark, as `icefloe ingest --engine local` runs it."""
+    started = time.perf_counter()
+    import icefloe
+    from icefloe.ingest import IngestOptions, ingest_local
+
+    repository = icefloe.Repository.create(icefloe.local_filesystem_storage(str(target / "repo")))
+    ingest_local(str(files), repository, IngestOptions(mode="virtual"))
+    return {"seconds": time.perf_counter() - started}
+
+
 def _warm(_: int) -> None:
     import icefloe.ingest.parsers.hdf5
     import icefloe.spark.ingest_commit  # noqa: F401
@@ -124,6 +135,7 @@ WAYS: dict[str, Callable[[Path, Path, int], dict[str, float]]] = {
     "native: icefloe on Spark": ours("native"),
     "virtual: VirtualiZarr + official": virtualizarr,
     "virtual: icefloe on Spark": ours("virtual"),
+    "virtual: icefloe without Spark": in_this_process,
 }
 
 
