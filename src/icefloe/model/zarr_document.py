@@ -309,9 +309,16 @@ def _count_chunks(shape: tuple[int, ...], chunk_grid: Mapping[str, Any]) -> tupl
 
 
 def _count_rectilinear(length: int, sizes: Any) -> int:
+    """The number of chunks that begin before the end. An array that was made smaller keeps the lengths behind it."""
     if isinstance(sizes, int):
         return -(-length // sizes)
-    return sum(int(s[1]) if isinstance(s, list) else 1 for s in sizes)
+    count, start = 0, 0
+    for entry in sizes:
+        size, number = (int(entry[0]), int(entry[1])) if isinstance(entry, list) else (int(entry), 1)
+        if start + size * number >= length:
+            return count + (-(-(length - start) // size) if size > 0 else 0)
+        count, start = count + number, start + size * number
+    return count
 
 
 def find_attributes(document: str) -> tuple[int, int] | None:
@@ -469,6 +476,30 @@ class ChunkLengths:
         """The length of a chunk. The array may end before the chunk does."""
         return self.each[index] if not isinstance(self.each, int) and index < len(self.each) else self._last
 
+    def indices(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The chunks that have cells. The same as `index` for each of them."""
+        if isinstance(self.each, int):
+            return cells // self._last
+        found = np.searchsorted(np.array(self._starts, dtype=np.int64), cells, side="right") - 1
+        # Chunks behind the last one with a length of its own.
+        return found + np.maximum(0, cells - self._starts[-1]) // self._last
+
+    def starts(self, cells: int) -> npt.NDArray[np.int64]:
+        """The first cell of each chunk that has some of the first cells."""
+        if isinstance(self.each, int):
+            return np.arange(0, cells, self._last, dtype=np.int64)
+        own = np.array(self._starts, dtype=np.int64)
+        more = np.arange(self._starts[-1] + self._last, cells, self._last, dtype=np.int64)
+        found = np.concatenate([own, more])
+        return found[found < cells]
+
+    def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The lengths of chunks. The same as `length` for each of them."""
+        own = np.array(() if isinstance(self.each, int) else self.each, dtype=np.int64)
+        if not len(own):
+            return np.full(len(indices), self._last, dtype=np.int64)
+        return own[np.minimum(indices, len(own) - 1)]
+
     def count(self, cells: int) -> int:
         """The number of chunks that have some of the first cells."""
         return self.index(cells - 1) + 1 if cells > 0 else 0
@@ -484,6 +515,15 @@ class ChunkLengths:
     def covering(self, cells: int) -> ChunkLengths:
         """The same chunks, with a length for each one that has some of the first cells, and for no other."""
         return self if isinstance(self.each, int) else ChunkLengths(self.of(max(1, cells)))
+
+    def part(self, first: int, end: int) -> ChunkLengths:
+        """The chunks of the cells [first, end), with bounds at the same cells. Chunks at both ends may be shorter."""
+        if end <= first:
+            return ChunkLengths(1)
+        if isinstance(self.each, int) and first % self._last == 0:
+            return self
+        bounds = [first, *(self.start(index) for index in range(self.index(first) + 1, self.index(end - 1) + 1)), end]
+        return ChunkLengths(tuple(after - before for before, after in itertools.pairwise(bounds)))
 
     def __str__(self) -> str:
         if isinstance(self.each, int):

@@ -27,26 +27,31 @@ from icefloe.model.chunk_table import (
 )
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.virtual_chunk_container import Checksum, VirtualChunkSpec
-from icefloe.model.zarr_document import check_unicode, parse_document
+from icefloe.model.zarr_document import check_unicode, parse_document, parse_grid
 from icefloe.session.session_state import MAX_COORD, SessionState, in_grid
 
 Mapper = Callable[[Iterable[int]], Iterable[int] | None]
+_Places = npt.NDArray[np.int64]
+"""Coordinates of chunks, int64[n, ndim]."""
 
 
 async def shift_array(state: SessionState, path: str, offset: Sequence[int]) -> None:
     """Move every chunk by an offset. Vacated chunks read as fill value. Chunks that leave the grid are dropped."""
-    node = _movable(state, path)
+    node = _array(state, path)
     if len(offset) != len(node.shape):
         raise InvalidInputError(
             f"offset {tuple(offset)} has {len(offset)} value(s), but {node.path} has {len(node.shape)} dimension(s)"
         )
     table = await state.chunk_table(node)
-    state.add_table(node, overlay(tombstones(table.coords), shift_coords(table, offset, node.grid)))
+    moved = shift_coords(table, offset, node.grid)
+    target = moved.coords.astype(np.int64)
+    _check_moves(node, target - np.asarray(offset, dtype=np.int64), target)
+    state.add_table(node, overlay(tombstones(table.coords), moved))
 
 
 async def reindex_array(state: SessionState, path: str, forward: Mapper, backward: Mapper | None) -> None:
     """Move chunks by a function of their coordinates."""
-    node = _movable(state, path)
+    node = _array(state, path)
     table = await state.chunk_table(node)
 
     def checked(coords: Coords) -> Coords | None:
@@ -55,9 +60,13 @@ async def reindex_array(state: SessionState, path: str, forward: Mapper, backwar
             return None
         moved = tuple(int(c) for c in target)
         state.check_coords(node, moved)
+        moves.append((coords, moved))
         return moved
 
+    moves: list[tuple[Coords, Coords]] = []
     mapped = map_coords(table, checked)
+    pairs = np.array(moves, dtype=np.int64).reshape(len(moves), 2, len(node.shape))
+    _check_moves(node, pairs[:, 0], pairs[:, 1])
     cleared = _vacated(table, backward) if backward is not None else None
     state.add_table(node, mapped if cleared is None else overlay(cleared, mapped))
 
@@ -76,14 +85,25 @@ def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
     return tombstones(take(table, np.array(rows, dtype=np.int64)).coords)
 
 
-def _movable(state: SessionState, path: str) -> ArrayNode:
-    node = state.tree.array(path if path.startswith("/") else "/" + path)
-    grid = parse_document(node.document)["chunk_grid"]
-    if grid["name"] != "regular":
-        raise InvalidInputError(
-            f"{node.path} has a {grid['name']!r} chunk grid. Its chunks differ in size, so they cannot be moved"
-        )
-    return node
+def _array(state: SessionState, path: str) -> ArrayNode:
+    return state.tree.array(path if path.startswith("/") else "/" + path)
+
+
+def _check_moves(node: ArrayNode, before: _Places, after: _Places) -> None:
+    """Refuse to move a chunk to the place of a chunk of another shape. Its bytes would not fit there."""
+    for axis, lengths in enumerate(parse_grid(parse_document(node.document))):
+        old, new = lengths.lengths(before[:, axis]), lengths.lengths(after[:, axis])
+        wrong = np.flatnonzero(old != new)
+        if len(wrong):
+            row = int(wrong[0])
+            name = None if node.dimension_names is None else node.dimension_names[axis]
+            raise InvalidInputError(
+                f"chunk {tuple(before[row].tolist())} of {node.path} cannot move to {tuple(after[row].tolist())}: it "
+                f"has {old[row]} cells along {axis if name is None else name}, and the chunk there has {new[row]}. In "
+                "a variable chunk grid, a chunk can only move to a place of the same shape. Read and write the cells "
+                "instead, or make the grid regular with icefloe.spark.rechunk",
+                path=node.path,
+            )
 
 
 def virtual_ref(

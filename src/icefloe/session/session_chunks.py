@@ -66,7 +66,8 @@ class ChunkMethods:
     async def shift_array_async(self, array_path: str, chunk_offset: Iterable[int]) -> None:
         """Move all chunks of an array by an offset. Chunks that leave the grid are dropped.
 
-        Positions that become empty read as the fill value. Resize the array first to keep all chunks.
+        Positions that become empty read as the fill value. Resize the array first to keep all chunks. In a variable
+        chunk grid, all chunks must move to places of the same shape.
 
         Parameters
         ----------
@@ -80,7 +81,7 @@ class ChunkMethods:
         NodeNotFoundError
             There is no array at `array_path`.
         InvalidInputError
-            The offset does not have one number for each dimension.
+            The offset does not have one number for each dimension, or a chunk would move to a place of another shape.
         ReadOnlyError
             The session is read-only.
 
@@ -124,7 +125,7 @@ class ChunkMethods:
         NodeNotFoundError
             There is no array at `array_path`.
         InvalidInputError
-            A function returned coordinates outside the grid.
+            A function returned coordinates outside the grid, or those of a chunk of another shape.
         ReadOnlyError
             The session is read-only.
 
