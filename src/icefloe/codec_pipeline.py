@@ -146,12 +146,6 @@ class ChunkCoder:
         return found
 
 
-def is_regular(array: zarr.Array[Any]) -> bool:
-    """Whether all chunks of an array have one shape."""
-    metadata: Any = array.metadata
-    return metadata.zarr_format == 2 or "chunk_shape" in metadata.chunk_grid.to_dict()["configuration"]
-
-
 def _merge(existing: Any, value: NDBuffer, item: Item, drop_axes: tuple[int, ...]) -> NDBuffer:
     """A chunk with a part of `value` laid over it, as zarr does it."""
     _, spec, chunk_selection, out_selection, is_complete = item
@@ -881,13 +875,18 @@ def has_variable_grids() -> bool:
     return bool(zarr.config.get("array.rectilinear_chunks", False))
 
 
+def enable_variable_grids() -> None:
+    """Let zarr use chunks of different lengths in this process, for a worker of a job that has them."""
+    if not has_variable_grids():
+        zarr.config.set({"array.rectilinear_chunks": True})
+
+
 def check_grid(path: str, document: Mapping[str, Any]) -> None:
     """Refuse an array of the repository whose chunk grid zarr does not read."""
     name = document["chunk_grid"]["name"]
-    if name == "regular" or has_variable_grids():
-        return
-    text = f"/{path} has the chunk grid {name!r}, which zarr does not use here. {variable_grid_advice()}"
-    raise UnsupportedError(text, path=path)
+    if name != "regular" and not has_variable_grids():
+        text = f"/{path} has the chunk grid {name!r}, which zarr does not use here. {variable_grid_advice()}"
+        raise UnsupportedError(text, path=path)
 
 
 def variable_grid_advice() -> str:

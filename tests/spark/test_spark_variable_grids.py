@@ -14,7 +14,7 @@ import zarr
 from icefloe import Repository
 from icefloe.ingest.placement import ExistingArray
 from icefloe.maintenance.compact import CompactRequest, Layout
-from icefloe.spark import compact, ingest, sync
+from icefloe.spark import compact, copy, export, ingest, rechunk, reduce, sync
 
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 pytestmark = [
@@ -102,3 +102,30 @@ def test_chunks_are_merged_by_workers_without_the_setting(spark: Any, tmp_path: 
     write(folder, 2)
     sync(spark, str(folder), str(place), **options)
     check(place, folder, (20, 20, *(5,) * 10))
+
+
+def test_months_are_copied_and_exported_by_workers_without_the_setting(spark: Any, tmp_path: Path) -> None:
+    repository = Repository.create(str(tmp_path / "repo"))
+    values = np.random.default_rng(1).normal(size=(90, 3, 4))
+    with repository.transaction("main", message="months") as store:
+        names = ["time", "y", "x"]
+        chunks = [[31, 28, 31], [3], [3, 1]]
+        made = zarr.create_array(store, name="t", shape=values.shape, chunks=chunks, dtype="f8", dimension_names=names)
+        made[:] = values
+    copy(spark, repository, str(tmp_path / "copy"), region={"time": (10, 80), "x": (1, 4)}, progress=False)
+    found = zarr.open_array(Repository.open(str(tmp_path / "copy")).readonly_session("main").store, path="t", mode="r")
+    np.testing.assert_array_equal(found[:], values[10:80, :, 1:])
+    assert found.write_chunk_sizes == ((21, 28, 21), (3,), (2, 1))
+    export(spark, repository, tmp_path / "plain", region={"time": (31, 85)}, progress=False)
+    plain = zarr.open_group(str(tmp_path / "plain"), mode="r")["t"]
+    np.testing.assert_array_equal(plain[:], values[31:85])
+    assert plain.write_chunk_sizes == ((28, 26), (3,), (3, 1))
+    export(spark, repository, tmp_path / "cells", format="parquet", progress=False)
+    cells = spark.read.parquet(str(tmp_path / "cells")).orderBy(*names).toPandas()
+    np.testing.assert_array_equal(cells.t.to_numpy(), values.reshape(-1))
+    np.testing.assert_allclose(reduce(spark, repository, "mean", "time", progress=False).t, values.mean(0))
+    # The other dimensions keep their chunks.
+    rechunk(spark, repository, {"time": 30}, progress=False)
+    array = zarr.open_array(repository.readonly_session("main").store, path="t", mode="r")
+    np.testing.assert_array_equal(array[:], values)
+    assert array.write_chunk_sizes == ((30, 30, 30), (3,), (3, 1))

@@ -132,25 +132,6 @@ def test_jobs_on_months_equal_numpy(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _JOBS, str(tmp_path / "repo")], env=variables, check=True)
 
 
-@needs_grids
-@pytest.mark.spark
-@pytest.mark.usefixtures("enabled")
-def test_copies_of_months_are_refused_and_a_new_grid_is_regular(spark: Any, tmp_path: Path) -> None:
-    from icefloe.spark import copy, rechunk
-    from icefloe.spark.copy import CopySelection, plan_copy
-
-    repository = _repository([MONTHS, [4], [6]], icefloe.local_filesystem_storage(tmp_path / "repo"))
-    with pytest.raises(UnsupportedError, match="rechunk it along all of its dimensions: time, y, x"):
-        copy(spark, repository, str(tmp_path / "copy"))
-    with pytest.raises(UnsupportedError, match="rechunk it along all of its dimensions: time, y, x"):
-        rechunk(spark, repository, {"time": 10})
-    chunks = {"time": 20, "y": 4, "x": 6}
-    plan = plan_copy(repository.readonly_session("main"), CopySelection(chunks=chunks), "", 1 << 20)
-    [array] = [each for each in plan.arrays if each.source == "/t"]
-    assert array.chunks == (20, 4, 6) and not array.as_stored
-    assert json.loads(array.document)["chunk_grid"]["name"] == "regular"
-
-
 def test_a_grid_that_this_zarr_does_not_read_is_named() -> None:
     repository = Repository.create(icefloe.in_memory_storage())
     session = repository.writable_session("main")

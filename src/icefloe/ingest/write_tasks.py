@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
-from icefloe.codec_pipeline import has_variable_grids
+from icefloe.codec_pipeline import enable_variable_grids
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.access import SourceAccess, listing_version, local_path
 from icefloe.ingest.array_plan import ArrayPlan, convert_values, parse_fill_document
@@ -437,12 +436,6 @@ def _opened(access: SourceAccess, format: str | None) -> Iterator[_OpenFiles]:
         yield files
     finally:
         files.close()
-
-
-def enable_variable_grids() -> None:
-    """Let zarr read and write chunks of different lengths in this process, for a worker of a job that has them."""
-    if not has_variable_grids():
-        zarr.config.set({"array.rectilinear_chunks": True})
 
 
 def run_task(

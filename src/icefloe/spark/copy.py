@@ -16,7 +16,8 @@ import zarr
 from pyspark.sql import SparkSession
 
 from icefloe.blocking import run_blocking
-from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError, UnsupportedError
+from icefloe.codec_pipeline import check_grid
+from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError
 from icefloe.ingest.derived_arrays import (
     Method,
     PyramidPlan,
@@ -32,6 +33,7 @@ from icefloe.ingest.derived_arrays import (
 from icefloe.ingest.local_ingest import SessionSink
 from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
+from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_grid
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import ForkSession, Session
 from icefloe.session.session_state import SessionState
@@ -65,29 +67,54 @@ class CopySelection:
 
 @dataclass(frozen=True, slots=True)
 class ArrayCopy:
-    """The copy of one array. Stored chunks are copied without decoding unless the grid changes."""
+    """The copy of one array. Chunks that keep their cells are copied without decoding."""
 
     source: str
     target: str
     document: bytes
     start: tuple[int, ...]
     shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    as_stored: bool
+    chunks: tuple[ChunkLengths, ...]
+    """The chunks of the target."""
+    shift: tuple[int, ...]
+    """How many chunks of the source come before the first copied one."""
+    stored: Box
+    """The chunks of the target that have the same cells and codecs as a chunk of the source."""
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The number of chunks of the target, by dimension."""
+        return tuple(each.count(n) for each, n in zip(self.chunks, self.shape, strict=True))
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether no chunk is decoded."""
+        return self.keeps(tuple((0, n) for n in self.grid))
+
+    def keeps(self, box: Box) -> bool:
+        """Whether the chunks of a box are copied without decoding."""
+        return all(low <= first and end <= high for (first, end), (low, high) in zip(box, self.stored, strict=True))
 
     def cells(self, box: Box) -> tuple[slice, ...]:
         """Return the cells of the target in a box."""
         bounds = zip(box, self.chunks, self.shape, strict=True)
-        return tuple(slice(first * chunk, min(end * chunk, n)) for (first, end), chunk, n in bounds)
+        return tuple(slice(each.start(first), min(each.start(end), n)) for (first, end), each, n in bounds)
 
     def source_cells(self, box: Box) -> tuple[slice, ...]:
         """Return the cells of the source for a box."""
         return tuple(slice(c.start + s, c.stop + s) for c, s in zip(self.cells(box), self.start, strict=True))
 
-    @property
-    def chunk_shift(self) -> tuple[int, ...]:
-        """How many chunks of the source come before the first copied one."""
-        return tuple(s // c for s, c in zip(self.start, self.chunks, strict=True))
+    def boxes(self, chunks_per_box: int) -> list[Box]:
+        """Return boxes that cover the grid. Each is copied without decoding, or by value."""
+        parts = []
+        for count, (low, high) in zip(self.grid, self.stored, strict=True):
+            bounds = [0, low, high, count] if high > low else [0, count]
+            parts.append([(first, end) for first, end in itertools.pairwise(bounds) if end > first])
+        found: list[Box] = []
+        for outer in itertools.product(*parts):
+            inner = cut_grid([end - first for first, end in outer], chunks_per_box)
+            found += [tuple((f + a, f + b) for (f, _), (a, b) in zip(outer, box, strict=True)) for box in inner]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +123,11 @@ class CopyTask:
 
     array: ArrayCopy
     box: Box
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether the chunks are copied without decoding."""
+        return self.array.keeps(self.box)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +156,11 @@ def plan_copy(session: Session, selection: CopySelection, target_group: str, tas
         itemsize = _itemsize(json.loads(copy.document))
         copies.append(copy)
         size += math.prod(copy.shape) * itemsize
-        grid = [-(-n // c) for n, c in zip(copy.shape, copy.chunks, strict=True)]
-        unit = math.prod(copy.chunks) * itemsize
-        tasks += [CopyTask(copy, box) for box in cut_grid(grid, max(1, task_bytes // max(1, unit)))]
+        unit = math.prod(each.longest for each in copy.chunks) * itemsize
+        tasks += [CopyTask(copy, box) for box in copy.boxes(max(1, task_bytes // max(1, unit)))]
+        if not copy.as_stored:
+            check_grid(node.path.strip("/"), json.loads(documents[node.path]))
+            check_grid(copy.target, json.loads(copy.document))
     groups = {
         _moved(node.path, root, target_group): documents[node.path]
         for node in nodes
@@ -172,36 +206,75 @@ def _check_names(arrays: Sequence[ArrayNode], selection: CopySelection) -> None:
 
 def _plan_array(node: ArrayNode, document: bytes, selection: CopySelection, target: str) -> ArrayCopy:
     parsed: dict[str, Any] = json.loads(document)
-    grid = parsed["chunk_grid"]
+    grid = parse_grid(parsed)
     dims = [name if name is not None else f"dim_{axis}" for axis, name in enumerate(node.dimension_names or ())]
     dims = dims or [f"dim_{axis}" for axis in range(len(node.shape))]
     sizes = dict(zip(dims, node.shape, strict=True))
-    is_regular = grid["name"] == "regular"
-    if not is_regular and not set(dims) <= set(selection.chunks or {}):
-        raise UnsupportedError(
-            f"{node.path} has a {grid['name']!r} chunk grid. Only arrays with a regular grid can be copied. To make "
-            f"its grid regular, rechunk it along all of its dimensions: {', '.join(dims)}"
-        )
-    # A new length is given for every dimension of a variable grid.
-    chunks = tuple(int(c) for c in grid["configuration"]["chunk_shape"]) if is_regular else (0,) * len(dims)
     bounds = parse_bounds({d: b for d, b in (selection.region or {}).items() if d in sizes}, sizes)
-    start = tuple(bounds[d].start if d in bounds else 0 for d in dims)
-    shape = tuple(bounds[d].stop - bounds[d].start if d in bounds else n for d, n in sizes.items())
-    wanted = tuple(_chunk(d, c, n, selection) for d, c, n in zip(dims, chunks, shape, strict=True))
-    ends = zip(start, shape, node.shape, chunks, strict=True)
-    whole = is_regular and all(s % c == 0 and ((s + n) % c == 0 or s + n == size) for s, n, size, c in ends)
+    axes = [
+        _plan_axis(d, lengths, sizes[d], bounds.get(d, slice(0, sizes[d])), selection)
+        for d, lengths in zip(dims, grid, strict=True)
+    ]
+    shape, wanted = tuple(axis.size for axis in axes), tuple(axis.chunks for axis in axes)
+    changes = wanted != grid
     parsed["shape"] = list(shape)
-    if wanted != chunks:
-        parsed["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": list(wanted)}}
-        parsed["codecs"] = _without_shards(parsed["codecs"])
-    text = json.dumps(parsed, indent=2).encode() if wanted != chunks or shape != node.shape else document
-    return ArrayCopy(node.path, target, text, start, shape, wanted, as_stored=whole and wanted == chunks)
+    codecs = parsed["codecs"]
+    if changes:
+        parsed["chunk_grid"] = grid_document(wanted)
+    if not all(axis.keeps_lengths for axis in axes):
+        parsed["codecs"] = _without_shards(codecs)
+    text = json.dumps(parsed, indent=2).encode() if changes or shape != node.shape else document
+    stored = tuple(axis.stored if parsed["codecs"] == codecs else (0, 0) for axis in axes)
+    start, shift = tuple(axis.start for axis in axes), tuple(axis.shift for axis in axes)
+    return ArrayCopy(node.path, target, text, start, shape, wanted, shift, stored)
 
 
-def _chunk(dim: str, stored: int, size: int, selection: CopySelection) -> int:
+@dataclass(frozen=True, slots=True)
+class _AxisCopy:
+    """The copy of an array along one dimension."""
+
+    start: int
+    size: int
+    chunks: ChunkLengths
+    shift: int
+    stored: tuple[int, int]
+    keeps_lengths: bool
+    """Whether all lengths are lengths of the source, so that shards can be divided as before."""
+
+
+def _plan_axis(dim: str, lengths: ChunkLengths, size: int, part: slice, selection: CopySelection) -> _AxisCopy:
+    """Find the chunks of the target, and which of them have the cells of a chunk of the source.
+
+    A part of a variable grid keeps its bounds between chunks, so only the chunks at both ends can be shorter.
+    """
     asked = (selection.chunks or {}).get(dim)
-    if asked is None:
-        return stored
+    start, end = part.start, part.stop
+    # The last chunk can be longer than the array.
+    full = max(end, lengths.start(lengths.count(size))) if end == size else end
+    if asked is not None:
+        chunks = ChunkLengths(_chunk(dim, asked, end - start))
+    elif lengths.is_regular or (start, end) == (0, size):
+        chunks = lengths
+    else:
+        chunks = lengths.part(start, full)
+    shift, count = lengths.index(start), chunks.count(end - start)
+    first = chunks.starts(end - start)
+    numbers = np.arange(count, dtype=np.int64)
+    own = chunks.lengths(numbers)
+    # The target can have more chunks than the source.
+    theirs = np.full(count, -1, dtype=np.int64)
+    found = lengths.starts(size)[shift : shift + count]
+    theirs[: len(found)] = found
+    is_same = (first + start == theirs) & (own == lengths.lengths(numbers + shift)) & (first + own + start <= full)
+    runs = np.split(numbers[is_same], np.flatnonzero(np.diff(numbers[is_same]) != 1) + 1)
+    longest = max(runs, key=len)
+    stored = (int(longest[0]), int(longest[-1]) + 1) if len(longest) else (0, 0)
+    known = {lengths.each} if isinstance(lengths.each, int) else set(lengths.each)
+    new = {chunks.each} if isinstance(chunks.each, int) else set(chunks.each)
+    return _AxisCopy(start, end - start, chunks, shift, stored, new <= known)
+
+
+def _chunk(dim: str, asked: int, size: int) -> int:
     if asked < 1 and asked != -1:
         raise InvalidInputError(
             f"the chunk length along {dim} is {asked}, expected at least 1, or -1 for the whole dimension"
@@ -249,7 +322,7 @@ class _CopyWork:
     def __call__(self, open_fork: OpenFork, task: CopyTask) -> tuple[ForkSession, None]:
         fork = open_fork()
         array = task.array
-        if array.as_stored:
+        if task.as_stored:
             run_blocking(self._copy_chunks(fork.state, task))
         else:
             target = zarr.open_array(fork.store, path=array.target, mode="r+", zarr_format=3)
@@ -272,7 +345,7 @@ def read_cells(source: Session, array: ArrayCopy, box: Box) -> Any:
 async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[Coords]]:
     """Yield the target coordinates of the existing chunks of a box, in batches."""
     node = source.state.tree.array(array.source)
-    shift = array.chunk_shift
+    shift = array.shift
     wanted = tuple((first + s, end + s) for (first, end), s in zip(box, shift, strict=True))
     table = await source.state.chunk_table(node, wanted)
     coords = table.coords.astype(np.int64) - np.array(shift, dtype=np.int64).reshape(1, len(shift))
@@ -283,7 +356,7 @@ async def list_chunks(source: Session, array: ArrayCopy, box: Box) -> list[list[
 async def fetch_chunks(source: Session, array: ArrayCopy, batch: Sequence[Coords]) -> list[Buffer]:
     """Fetch the stored bytes of chunks."""
     node = source.state.tree.array(array.source)
-    shift = array.chunk_shift
+    shift = array.shift
     places = [tuple(c + s for c, s in zip(coords, shift, strict=True)) for coords in batch]
     found = await asyncio.gather(*(source.state.fetch_chunk(node, place) for place in places))
     return [data for data in found if data is not None]
@@ -323,7 +396,8 @@ def copy(
     variables
         Only these arrays (paths below the group), with the coordinates of their dimensions.
     region
-        Only the cells [first, end) by dimension.
+        Only the cells [first, end) by dimension. A variable chunk grid keeps its bounds between chunks. Chunks that are
+        cut are written by value, the others are copied without decoding.
     chunks
         New chunk lengths by dimension. -1 is the whole dimension. Chunks that do not change are copied without
         decoding.

@@ -21,8 +21,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import check_grid
 from icefloe.errors import AlreadyExistsError, InvalidInputError
-from icefloe.model.zarr_document import key_encoding
+from icefloe.model.zarr_document import key_encoding, parse_document
 from icefloe.session.session import Session
 from icefloe.spark.copy import CopyPlan, CopySelection, CopyTask, fetch_chunks, list_chunks, plan_copy, read_cells
 from icefloe.spark.jobs import Bounds, Source, open_dataset, reading_session, select_region
@@ -166,8 +167,9 @@ def export(
         A path, URL or storage. The metadata of a Zarr hierarchy is written last, so that an interrupted export is not
         mistaken for a complete one.
     format
-        `zarr` is plain Zarr v3 with consolidated metadata. `parquet` has a row per cell and the coordinates as columns,
-        like `xarray.Dataset.to_dataframe`. Its variables must share the grid of the largest one.
+        `zarr` is plain Zarr v3 with consolidated metadata and the chunk grids of the source. `parquet` has a row per
+        cell and the coordinates as columns, like `xarray.Dataset.to_dataframe`. Its variables must share the grid of
+        the largest one.
     group
         The group to export.
     variables
@@ -208,6 +210,9 @@ def export(
     elif format == "zarr":
         selection = CopySelection(group, tuple(variables) if variables is not None else None, region, chunks)
         plan = plan_copy(session, selection, "", task_bytes)
+        for array in plan.arrays:
+            # Zarr reads every document for the consolidated metadata.
+            check_grid(array.source.strip("/"), parse_document(array.document))
         job = SparkJob(_ZarrWork(session, storage), f"exporting {len(plan.arrays):,} arrays", progress, plan.bytes)
         counts = run_tasks(spark, job, plan.tasks)
         counts.append(_write_documents(storage, plan))
@@ -225,7 +230,7 @@ class _ZarrWork:
     storage: Storage
 
     def __call__(self, task: CopyTask) -> tuple[int, int]:
-        if task.array.as_stored:
+        if task.as_stored:
             return run_blocking(self._move(task))
         chunks = self._encode(task)
         run_blocking(self._put(chunks))

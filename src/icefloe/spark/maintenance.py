@@ -22,9 +22,9 @@ from pyspark.sql import functions as sql
 from pyspark.storagelevel import StorageLevel
 
 from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import enable_variable_grids, has_variable_grids
 from icefloe.errors import InvalidInputError, ReadOnlyError
 from icefloe.ids import ALPHABET, ObjectId, text_length
-from icefloe.ingest.write_tasks import enable_variable_grids
 from icefloe.ledger.ledger import CONVERSION, check_not_converting
 from icefloe.maintenance.collect import (
     DELETE_BATCH,
@@ -571,8 +571,6 @@ def compact(
 
 def _compact(payload: tuple[RepositoryContext, CompactionPlan]) -> CompactSummary:
     context, plan = payload
-    if plan.request.merge is not None:
-        enable_variable_grids()
     return run_blocking(apply_compaction(context, plan))
 
 
@@ -628,7 +626,11 @@ def verify_sources(
     def group(share: SourceWork) -> Batches:
         yield from run_blocking(group_manifests(context, share, sample)).to_batches()
 
+    varies = has_variable_grids()
+
     def check(batches: Batches) -> Batches:
+        if varies:
+            enable_variable_grids()
         for batch in batches:
             files = pa.Table.from_batches([batch]).cast(FILES)
             yield from run_blocking(check_sources(context, files)).cast(CHECKED).to_batches()

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from icefloe.codec_pipeline import enable_variable_grids, has_variable_grids
 from icefloe.errors import (
     ConflictError,
     FormatError,
@@ -250,7 +251,11 @@ def _reader(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for `mapInArrow`. Its rows have the number of a payload, or the number and the payload itself."""
 
+    varies = has_variable_grids()
+
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if varies:
+            enable_variable_grids()
         work = pickle.loads(function)
         for batch in batches:
             if packed is None:
@@ -292,7 +297,12 @@ def collect(frame: DataFrame, description: str) -> pa.Table:
 
 
 def _worker(function: bytes) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    # Workers have settings of their own, and need this one of the driver.
+    varies = has_variable_grids()
+
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if varies:
+            enable_variable_grids()
         warnings.filterwarnings("ignore", message="Numcodecs codecs are not in the Zarr version 3")
         run = pickle.loads(function)
         for batch in batches:

@@ -23,12 +23,12 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from icefloe.blocking import blocking_loop, run_blocking
 from icefloe.chunks.reader import LocatedChunks
-from icefloe.codec_pipeline import ChunkCoder, fill_value, is_regular, is_synchronous
+from icefloe.codec_pipeline import ChunkCoder, fill_value, is_synchronous
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
 from icefloe.storage.requests import Threads
-from icefloe.tables.grids import open_array
+from icefloe.tables.grids import is_regular, open_array
 from icefloe.tables.table_options import RepositoryAddress, session_at
 
 _SAVED_BYTES = 1 << 19

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import zarr
 
-    from icefloe import codec_pipeline
     from icefloe.tables import columns
     from icefloe.tables.columns import ColumnCoding
 else:
     # Names of tables and columns are found without Arrow and Zarr, so a wrong name is reported at once.
     pa = lazy_module("pyarrow")
     zarr = lazy_module("zarr")
-    codec_pipeline = lazy_module("icefloe.codec_pipeline")
     columns = lazy_module("icefloe.tables.columns")
 
 _STAMP = re.compile(
@@ -304,9 +302,15 @@ def _variable(session: Session, found: _Found, *, raw: bool) -> Variable:
     return Variable(found.name, found.node.path, chunks, coding, edges)
 
 
+def is_regular(array: zarr.Array[Any]) -> bool:
+    """Whether all chunks of an array have one shape."""
+    metadata: Any = array.metadata
+    return metadata.zarr_format == 2 or "chunk_shape" in metadata.chunk_grid.to_dict()["configuration"]
+
+
 def chunk_lengths(array: zarr.Array[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
     """Return the chunk or shard lengths of an array. For a variable grid, the largest ones, and where chunks begin."""
-    if codec_pipeline.is_regular(array):
+    if is_regular(array):
         return tuple(max(1, int(c)) for c in (array.shards or array.chunks)), None
     inner: Any = array
     lengths = [tuple(map(int, each)) for each in inner.write_chunk_sizes]
