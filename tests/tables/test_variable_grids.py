@@ -20,7 +20,7 @@ import icefloe
 from icefloe import Repository
 from icefloe.blocking import run_blocking
 from icefloe.errors import UnsupportedError
-from icefloe.ingest.derived_arrays import pyramid_local
+from icefloe.ingest.pyramid import pyramid_local
 from icefloe.tables import sql
 from icefloe.tables.grids import find_grid
 from icefloe.tables.metadata_tables import changed_blocks

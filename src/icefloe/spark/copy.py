@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from icefloe.blocking import run_blocking
 from icefloe.codec_pipeline import check_grid
 from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError
-from icefloe.ingest.derived_arrays import (
+from icefloe.ingest.local_ingest import SessionSink
+from icefloe.ingest.pyramid import (
     Method,
     PyramidPlan,
     PyramidRequest,
@@ -30,7 +31,6 @@ from icefloe.ingest.derived_arrays import (
     pyramid_local,
     write_levels,
 )
-from icefloe.ingest.local_ingest import SessionSink
 from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_grid
