@@ -14,7 +14,8 @@ import zarr
 from icefloe import Repository
 from icefloe.ingest.placement import ExistingArray
 from icefloe.maintenance.compact import CompactRequest, Layout
-from icefloe.spark import compact, copy, export, ingest, rechunk, reduce, sync
+from icefloe.spark import analyze, compact, copy, export, ingest, rechunk, reduce, sync, table
+from icefloe.spark import write as write_cells
 
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 pytestmark = [
@@ -129,3 +130,32 @@ def test_months_are_copied_and_exported_by_workers_without_the_setting(spark: An
     array = zarr.open_array(repository.readonly_session("main").store, path="t", mode="r")
     np.testing.assert_array_equal(array[:], values)
     assert array.write_chunk_sizes == ((30, 30, 30), (3,), (3, 1))
+
+
+def test_months_are_measured_queried_and_written_by_workers_without_the_setting(spark: Any, tmp_path: Path) -> None:
+    repository = Repository.create(str(tmp_path / "repo"))
+    values = np.arange(90.0 * 4).reshape(90, 4)
+    with repository.transaction("main", message="months") as store:
+        group = zarr.open_group(store, mode="w")
+        names = ["time", "x"]
+        made = group.create_array(
+            "t", shape=values.shape, chunks=[[31, 28, 31], [3, 1]], dtype="f8", dimension_names=names
+        )
+        made[:] = values
+        for name, length in zip(names, values.shape, strict=True):
+            group.create_array(name, data=np.arange(length) * 1.0, dimension_names=[name])
+    assert analyze(spark, repository, progress=False).chunks == {"/t": 6}
+    assert analyze(spark, repository, progress=False).chunks == {}
+    found = table(spark, repository, variables="t", where="t >= 300").orderBy(*names).toPandas()
+    np.testing.assert_array_equal(found.t, np.arange(300.0, 360.0))
+    # A cell of the second month, and days behind the last one.
+    rows = spark.createDataFrame(
+        [(40.0, 3.0, -1.0), (90.0, 0.0, -2.0), (91.0, 2.0, -3.0)], "time double, x double, t double"
+    )
+    assert write_cells(rows, repository).cells == 3
+    expected = np.full((92, 4), np.nan)
+    expected[:90] = values
+    expected[40, 3], expected[90, 0], expected[91, 2] = -1, -2, -3
+    array = zarr.open_array(repository.readonly_session("main").store, path="t", mode="r")
+    np.testing.assert_array_equal(np.where(array[:] == 0, np.nan, array[:])[1:], expected[1:])
+    assert ExistingArray("t", array.metadata.to_dict()).grid()[0].each == (31, 28, 31, 31)

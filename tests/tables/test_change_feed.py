@@ -66,7 +66,8 @@ def _emitted(repository: icefloe.Repository, before: str) -> tuple[dict[tuple[in
     found = {}
     blocks = change.selection.blocks
     for at in blocks.part(0, len(blocks)).coordinates().tolist():
-        box = tuple(slice(c * b, min((c + 1) * b, n)) for c, b, n in zip(at, grid.block, grid.shape, strict=True))
+        edges = zip(at, grid.block, grid.shape, strict=True)
+        box = tuple(slice(each.start(c), min(each.start(c + 1), n)) for c, each, n in edges)
         for i in range(box[0].start, box[0].stop):
             for j in range(box[1].start, box[1].stop):
                 found[int(times[i]), int(xs[j])] = float(values[i, j])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from icefloe.model.zarr_document import as_lengths
 from icefloe.tables.columns import coding_of
 from icefloe.tables.evaluate import ValueRanges, match_leaf
 from icefloe.tables.grids import Dimension, Grid, Variable
@@ -21,13 +22,18 @@ _LENGTHS = (7, 5)
 _EPOCH = np.datetime64("2020-01-01", "us")
 
 
-def _grid(block: tuple[int, int]) -> tuple[Grid, list[pa.Array]]:
+Lengths = tuple[int | tuple[int, ...], ...]
+"""The chunk length along each dimension, or the length of each chunk."""
+
+
+def _grid(block: Lengths) -> tuple[Grid, list[pa.Array]]:
     days = (_EPOCH + np.arange(_LENGTHS[0]) * np.timedelta64(1, "D")).astype("M8[us]")
     time = coding_of(np.dtype("M8[us]"), {})
     lat = coding_of(np.dtype("f8"), {})
     dimensions = (Dimension("time", 7, "/time", time), Dimension("lat", 5, "/lat", lat))
-    variable = Variable("v", "/v", block, coding_of(np.dtype("f4"), {}))
-    return Grid(dimensions, (variable,), block), [
+    chunks = as_lengths(block)
+    variable = Variable("v", "/v", chunks, coding_of(np.dtype("f4"), {}))
+    return Grid(dimensions, (variable,), chunks), [
         time.decode(days),
         lat.decode(np.array([-10.0, -5.5, 0.0, 5.5, 10.0])),
     ]
@@ -76,10 +82,11 @@ def _matching(function: Any, values: Any) -> Any:
     return function(t, y, values)
 
 
-def _selected(selection: Selection, block: tuple[int, int]) -> Any:
+def _selected(selection: Selection, block: Lengths) -> Any:
     kept = np.zeros(_LENGTHS, dtype=bool)
     for corner in selection.blocks.part(0, len(selection.blocks)).coordinates().tolist():
-        kept[tuple(slice(c * b, (c + 1) * b) for c, b in zip(corner, block, strict=True))] = True
+        edges = zip(corner, as_lengths(block), strict=True)
+        kept[tuple(slice(each.start(c), each.start(c + 1)) for c, each in edges)] = True
     for axis, mask in enumerate(selection.masks):
         if mask is not None:
             kept &= mask.reshape([-1 if a == axis else 1 for a in range(2)])
@@ -88,11 +95,16 @@ def _selected(selection: Selection, block: tuple[int, int]) -> Any:
 
 @given(
     condition=conditions(),
-    block=st.tuples(st.integers(1, 7), st.integers(1, 5)),
+    block=st.tuples(
+        *(
+            st.integers(1, n) | st.lists(st.integers(1, n), min_size=1, max_size=n).map(lambda each: tuple(each))
+            for n in _LENGTHS
+        )
+    ),
     seed=st.integers(0, 1000),
     with_statistics=st.booleans(),
 )
-def test_every_matching_cell_is_read(condition: Any, block: tuple[int, int], seed: int, with_statistics: bool) -> None:
+def test_every_matching_cell_is_read(condition: Any, block: Lengths, seed: int, with_statistics: bool) -> None:
     text, function = condition
     grid, coordinates = _grid(block)
     values = np.random.default_rng(seed).uniform(-12, 12, _LENGTHS).astype("f4")
@@ -107,7 +119,7 @@ def _ranges(values: Any, grid: Grid) -> ValueRanges:
     shape = grid.blocks
     low, high, count = np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.int64)
     for corner in np.ndindex(*shape):
-        cells = values[tuple(slice(c * b, (c + 1) * b) for c, b in zip(corner, grid.block, strict=True))]
+        cells = values[tuple(slice(b.start(c), b.start(c + 1)) for c, b in zip(corner, grid.block, strict=True))]
         low[corner], high[corner], count[corner] = cells.min(), cells.max(), cells.size
     return ValueRanges(
         np.ones(shape, dtype=bool), low, high, count, np.zeros(shape, dtype=np.int64), np.full(shape, np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,16 +15,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 import icefloe
 from icefloe import Repository
 from icefloe.blocking import run_blocking
 from icefloe.errors import UnsupportedError
-from icefloe.ingest.pyramid import pyramid_local
+from icefloe.model.zarr_document import parse_document, parse_grid
 from icefloe.tables import sql
 from icefloe.tables.grids import find_grid
 from icefloe.tables.metadata_tables import changed_blocks
+from icefloe.tables.predicates import parse_predicate
+from icefloe.tables.reading import read_blocks
+from icefloe.tables.scans import plan_scan
+from icefloe.tables.selection import BlockList
+from icefloe.tables.statistics import keep_rows, measure_chunks, missing_chunks, summarise_array
+from icefloe.tables.table_options import Revision, TableOptions, address_of
 from icefloe.tables.targets import WriteOptions, write_rows
 
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
@@ -82,7 +91,7 @@ def test_the_blocks_of_a_changed_chunk_hold_all_of_its_cells(cell: tuple[int, in
     change = changed_blocks(repository, grid, before, session)
     chosen = np.zeros(VALUES.shape, dtype=bool)
     for block in change.selection.blocks.part(0, len(change.selection.blocks)).coordinates().tolist():
-        chosen[tuple(slice(b * n, (b + 1) * n) for b, n in zip(block, grid.block, strict=True))] = True
+        chosen[tuple(slice(n.start(b), n.start(b + 1)) for b, n in zip(block, grid.block, strict=True))] = True
     lengths = (MONTHS, [4], [3, 2, 1])
     edges = [np.cumsum([0, *each]) for each in lengths]
     at = [int(np.searchsorted(each, c, side="right")) - 1 for each, c in zip(edges, cell, strict=True)]
@@ -90,15 +99,114 @@ def test_the_blocks_of_a_changed_chunk_hold_all_of_its_cells(cell: tuple[int, in
     assert chosen[chunk].all() and not chosen.all()
 
 
+@st.composite
+def grids(draw: st.DrawFn, cells: int) -> list[int]:
+    """The lengths of chunks that cover some cells. The last chunk may be longer."""
+    found: list[int] = []
+    while sum(found) < cells:
+        found.append(draw(st.integers(1, cells)))
+    return found
+
+
+def _write(repository: Repository, values: Any, **chunks: Any) -> None:
+    """Write arrays over (time, x) with the same values, and coordinates. Zarr keeps lengths behind the end."""
+    with repository.transaction("main", message="values") as store:
+        group = zarr.open_group(store, mode="a")
+        for name, lengths in chunks.items():
+            long = tuple(map(sum, lengths)) if isinstance(lengths, list) else values.shape
+            array = group.create_array(
+                name, shape=long, chunks=lengths, dtype="f8", dimension_names=["time", "x"], fill_value=np.nan
+            )
+            array.resize(values.shape)
+            array[:] = values
+        for axis, name in enumerate(("time", "x")):
+            group.create_array(name, data=np.arange(values.shape[axis]) * 1.0, dimension_names=[name])
+
+
+def _analyse(repository: Repository, name: str) -> int:
+    """Measure the chunks of an array, as the job does."""
+    session = repository.readonly_session("main")
+    variable = find_grid(session, "/", [name]).variables[0]
+    scan = plan_scan(TableOptions(address_of(repository), Revision(), variables=(name,))).scan
+    todo = missing_chunks(session, variable)
+    part = BlockList(tuple((0, n) for n in scan.grid.blocks), todo).part(0, len(todo))
+    blocks = (
+        (int(np.ravel_multi_index(b.coordinates, scan.grid.blocks)), b.values[0]) for b in read_blocks(scan, part)
+    )
+    return keep_rows(session, variable, measure_chunks(variable, blocks))
+
+
 @needs_grids
-@pytest.mark.usefixtures("enabled")
-def test_rows_and_overviews_of_months_are_refused() -> None:
-    repository = _repository([MONTHS, [4], [6]])
-    rows = pa.table({"time": [3.0], "y": [0.0], "x": [0.0], "t": [5.0]})
-    with pytest.raises(UnsupportedError, match="variable chunk grid"):
-        write_rows(repository.writable_session("main"), rows, WriteOptions())
-    with pytest.raises(icefloe.InvalidInputError, match="rectilinear"):
-        pyramid_local(repository, "t", 1)
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_conditions_on_values_skip_the_chunks_that_cannot_match(data: st.DataObject) -> None:
+    shape = (data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5)))
+    values = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(np.arange(float(np.prod(shape))))
+    values = np.where(values % 7 == 3, np.nan, values).reshape(shape)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        repository = Repository.create(icefloe.in_memory_storage())
+        lengths = [data.draw(grids(n)) for n in shape]
+        _write(repository, values, v=lengths)
+        limit = data.draw(st.integers(0, values.size))
+        bounds = [np.r_[0, np.cumsum(each)] for each in lengths]
+        chunks = [
+            values[a:b, c:d]
+            for a, b in itertools.pairwise(bounds[0].tolist())
+            for c, d in itertools.pairwise(bounds[1].tolist())
+        ]
+        assert _analyse(repository, "v") == sum(bool((~np.isnan(c)).any()) for c in chunks if c.size)
+        options = TableOptions(address_of(repository), Revision(), variables=("v",))
+        plan = plan_scan(options, loose=parse_predicate(f"v >= {limit}"))
+        assert plan.chunks == sum(bool((c >= limit).any()) for c in chunks)
+        found = sql(repository, f"select time, x, v from v where v >= {limit} order by time, x").arrow()
+        expected = [(i, j, values[i, j]) for i, j in np.argwhere(values >= limit).tolist()]
+        assert list(zip(*(found[name].to_pylist() for name in ("time", "x", "v")), strict=True)) == expected
+        # Statistics answer without reading chunks.
+        [row] = sql(repository, "select count(v) n, sum(v) s, min(v) low, max(v) high from v").arrow().to_pylist()
+        there = values[~np.isnan(values)]
+        wanted = {"n": there.size, "s": there.sum(), "low": there.min(), "high": there.max()} if there.size else None
+        assert row == (wanted or {"n": 0, "s": None, "low": None, "high": None})
+        summary = summarise_array(repository.readonly_session("main"), "/v")
+        assert summary is not None and (summary.count, summary.total) == (there.size, there.sum())
+
+
+@needs_grids
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_rows_are_written_into_the_cells_that_numpy_would_set(data: st.DataObject) -> None:
+    shape = (data.draw(st.integers(1, 8)), data.draw(st.integers(1, 4)))
+    values = np.arange(float(np.prod(shape))).reshape(shape)
+    more = data.draw(st.integers(0, 5))
+    rows = data.draw(
+        st.lists(st.tuples(st.integers(0, shape[0] + more - 1), st.integers(0, shape[1] - 1)), min_size=1, unique=True)
+    )
+    fresh = -1.0 - np.arange(len(rows))
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        repository = Repository.create(icefloe.in_memory_storage())
+        _write(
+            repository,
+            values,
+            v=[data.draw(grids(n)) for n in shape],
+            w=tuple(data.draw(st.integers(1, n)) for n in shape),
+        )
+        table = pa.table(
+            {"time": [float(t) for t, _ in rows], "x": [float(x) for _, x in rows], "v": fresh, "w": fresh}
+        )
+        session = repository.writable_session("main")
+        before = parse_grid(parse_document(session.state.tree.array("/v").document))[0]
+        assert write_rows(session, table, WriteOptions()) == len(rows)
+        # A new coordinate is added only if a row has it.
+        new = sorted({t for t, _ in rows if t >= shape[0]})
+        expected = np.full((shape[0] + len(new), shape[1]), np.nan)
+        expected[: shape[0]] = values
+        for (t, x), value in zip(rows, fresh, strict=True):
+            expected[t if t < shape[0] else shape[0] + new.index(t), x] = value
+        session.commit("rows")
+        group = zarr.open_group(repository.readonly_session("main").store, mode="r")
+        for name in ("v", "w"):
+            np.testing.assert_array_equal(group[name][:], expected)
+        after = parse_grid(parse_document(repository.readonly_session("main").state.tree.array("/v").document))[0]
+        assert after.of(len(expected)) == before.of(len(expected))
 
 
 _JOBS = """

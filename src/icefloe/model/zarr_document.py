@@ -479,10 +479,10 @@ class ChunkLengths:
     def indices(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The chunks that have cells. The same as `index` for each of them."""
         if isinstance(self.each, int):
-            return cells // self._last
+            return np.asarray(cells // self._last)
         found = np.searchsorted(np.array(self._starts, dtype=np.int64), cells, side="right") - 1
         # Chunks behind the last one with a length of its own.
-        return found + np.maximum(0, cells - self._starts[-1]) // self._last
+        return np.asarray(found + np.maximum(0, cells - self._starts[-1]) // self._last)
 
     def starts(self, cells: int) -> npt.NDArray[np.int64]:
         """The first cell of each chunk that has some of the first cells."""

@@ -85,10 +85,6 @@ def _vacated(table: ChunkTable, backward: Mapper) -> ChunkTable:
     return tombstones(take(table, np.array(rows, dtype=np.int64)).coords)
 
 
-def _array(state: SessionState, path: str) -> ArrayNode:
-    return state.tree.array(path if path.startswith("/") else "/" + path)
-
-
 def _check_moves(node: ArrayNode, before: _Places, after: _Places) -> None:
     """Refuse to move a chunk to the place of a chunk of another shape. Its bytes would not fit there."""
     for axis, lengths in enumerate(parse_grid(parse_document(node.document))):

@@ -408,16 +408,16 @@ class ChunkedArray:
 
     def partial(self, window: Sequence[slice], axes: Axes, reduction: Reduction) -> Any:
         """Return the partial result of a box of cells."""
-        array = self.values.array
-        kept = [axis for axis in range(array.ndim) if axis not in axes]
-        ranges = [range(w.start // c, -(-w.stop // c)) for w, c in zip(window, array.chunks, strict=True)]
-        grid = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, array.ndim)
+        lengths = self.values.lengths
+        kept = [axis for axis in range(len(lengths)) if axis not in axes]
+        ranges = [range(c.index(w.start), c.index(w.stop - 1) + 1) for w, c in zip(window, lengths, strict=True)]
+        grid = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1).reshape(-1, len(lengths))
         merged: dict[tuple[int, ...], Any] = {}
         for position, chunk in zip(grid.tolist(), self.values.read(grid), strict=True):
-            origin = [p * c for p, c in zip(position, array.chunks, strict=True)]
+            origin = [c.start(p) for p, c in zip(position, lengths, strict=True)]
             cut = tuple(
-                slice(max(w.start - o, 0), min(w.stop - o, c))
-                for w, o, c in zip(window, origin, array.chunks, strict=True)
+                slice(max(w.start - o, 0), min(w.stop - o, n))
+                for w, o, n in zip(window, origin, chunk.shape, strict=True)
             )
             part = reduction.partial(self.coding.decode_tensor(chunk[cut]), axes)
             at = tuple(max(origin[axis], window[axis].start) - window[axis].start for axis in kept)

@@ -280,16 +280,16 @@ class Routing:
 def plan_routing(target: Target, incoming: Mapping[str, pa.Array], cores: int) -> Routing:
     """Distribute the blocks that can have rows over tasks."""
     ranks, touched = [], []
-    for dimension, length, count in zip(target.dimensions, target.block, target.blocks, strict=True):
+    for dimension, lengths, count in zip(target.dimensions, target.block, target.blocks, strict=True):
         index = positions(incoming[dimension.name], dimension.values)
         hit = np.zeros(count, dtype=bool)
-        hit[index[index >= 0] // length] = True
+        hit[lengths.indices(index[index >= 0])] = True
         ranks.append(np.maximum(np.cumsum(hit) - 1, 0))
         touched.append(max(1, int(hit.sum())))
     blocks = int(np.prod(touched, dtype=np.int64))
     cell_bytes = 8 * len(target.variables)
     wanted = max(
-        cores * _TASKS_PER_CORE, blocks * int(np.prod(target.block, dtype=np.int64)) * cell_bytes // _TASK_BYTES
+        cores * _TASKS_PER_CORE, blocks * int(np.prod(target.largest, dtype=np.int64)) * cell_bytes // _TASK_BYTES
     )
     return Routing(tuple(ranks), tuple(touched), max(1, min(blocks, wanted)))
 

@@ -145,10 +145,10 @@ def _box(work: ChunkAggregation, part: BlockPart) -> Box:
     for axis, group in enumerate(work.groups):
         if group is None:
             continue
-        length = work.scan.grid.block[axis]
+        lengths = work.scan.grid.block[axis]
         touched = np.zeros(len(group.codes), dtype=bool)
         for number in np.unique(coordinates[:, axis]).tolist():
-            touched[number * length : (number + 1) * length] = True
+            touched[lengths.start(number) : lengths.start(number + 1)] = True
         codes = group.codes[touched]
         box.append((int(codes.min()), int(codes.max()) + 1) if len(codes) else (0, 0))
     return tuple(box)
@@ -442,8 +442,7 @@ def _uniform_blocks(
     grid: Grid, axis: int, mask: npt.NDArray[np.bool_] | None, group: GroupCodes | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return which blocks along a dimension are selected completely and have one code, and their codes."""
-    length = grid.block[axis]
-    starts = np.arange(0, grid.shape[axis], length)
+    starts = grid.block[axis].starts(grid.shape[axis])
     whole = np.ones(len(starts), dtype=bool) if mask is None else np.logical_and.reduceat(mask, starts)
     if group is None:
         return whole, np.zeros(len(starts), dtype=np.int64)
@@ -477,8 +476,8 @@ def _is_exact(
 def _cells_of(grid: Grid, at: tuple[npt.NDArray[np.int64], ...]) -> _Numbers:
     cells = np.ones(len(at[0]) if at else 1, dtype=np.int64)
     for axis, numbers in enumerate(at):
-        length = grid.block[axis]
-        cells *= np.minimum(grid.shape[axis] - numbers * length, length)
+        starts = grid.block[axis].starts(grid.shape[axis])
+        cells *= np.diff(starts, append=grid.shape[axis])[numbers]
     return cells
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import zarr
+from zarr.codecs import ShardingCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
@@ -28,7 +29,7 @@ from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
 from icefloe.storage.requests import Threads
-from icefloe.tables.grids import is_regular, open_array
+from icefloe.tables.grids import chunk_lengths, open_array
 from icefloe.tables.table_options import RepositoryAddress, session_at
 
 _SAVED_BYTES = 1 << 19
@@ -43,6 +44,11 @@ class ChunkDecoder:
     coder: ChunkCoder
     spec: ArraySpec
 
+    def of_shape(self, shape: tuple[int, ...]) -> ChunkDecoder:
+        """The decoder of chunks of another shape."""
+        spec = self.spec
+        return ChunkDecoder(self.coder, ArraySpec(shape, spec.dtype, spec.fill_value, spec.config, spec.prototype))
+
     def __call__(self, body: Buffer | None) -> _Values:
         """The read-only values of a whole chunk. None for a chunk that was never written."""
         if body is None:
@@ -52,17 +58,20 @@ class ChunkDecoder:
         return self.coder.decode(body, self.spec)
 
 
-def decoder_of(array: zarr.Array[Any]) -> ChunkDecoder | None:
-    """The decoder of an array; None where only zarr knows how: shards, and codecs that need an event loop."""
+def decoder_of(array: zarr.Array[Any], shape: tuple[int, ...] | None = None) -> ChunkDecoder | None:
+    """The decoder of chunks of a shape, by default the one of all chunks.
+
+    None where only zarr knows how: shards, and codecs that need an event loop.
+    """
     inner: Any = array.async_array
     pipeline = inner.codec_pipeline
     if not isinstance(pipeline, BatchedCodecPipeline) or not all(map(is_synchronous, pipeline)):
         return None
     metadata = inner.metadata
-    if not is_regular(array):
+    if isinstance(pipeline.array_bytes_codec, ShardingCodec):
         return None
     spec = ArraySpec(
-        shape=tuple(array.chunks),
+        shape=tuple(array.chunks) if shape is None else shape,
         dtype=metadata.dtype,
         fill_value=metadata.fill_value,
         config=inner.config if hasattr(inner, "config") else inner._config,
@@ -155,10 +164,10 @@ class ChunkValues:
     def __init__(self, session: Session, path: str) -> None:
         self._session = session
         self._node = session.state.tree.array(path)
-        self._decode: ChunkDecoder | None = None
         self.array: zarr.Array[Any] = open_array(session, path)
-        if self.array.shards is None:
-            self._decode = decoder_of(self.array)
+        self.lengths = chunk_lengths(self._node)
+        """The lengths of the chunks along each dimension."""
+        self._decode = decoder_of(self.array, tuple(each.length(0) for each in self.lengths))
 
     @property
     def is_direct(self) -> bool:
@@ -174,7 +183,8 @@ class ChunkValues:
         if not len(coordinates):
             return iter(())
         located = self._locate(coordinates)
-        return map(_Explained(self._decode, located), count(), _in_turn(_fetch(located)))
+        decode = _Explained(*self._decoders(self._decode, coordinates), located)
+        return map(decode, count(), _in_turn(_fetch(located)))
 
     def read_parts(
         self, coordinates: _Places, parts: Iterable[ChunkPart], *, decode_ahead: bool = False
@@ -187,9 +197,20 @@ class ChunkValues:
         if not len(coordinates):
             return iter(())
         located = self._locate(coordinates)
-        decode = _Explained(PartDecoder(self._decode), located)
+        decoders, which = self._decoders(self._decode, coordinates)
+        decode = _Explained([PartDecoder(each) for each in decoders], which, located)
         rounds = _fetch(located)
         return _decoded_ahead(decode, rounds, parts) if decode_ahead else map(decode, count(), _in_turn(rounds), parts)
+
+    def _decoders(
+        self, decode: ChunkDecoder, coordinates: _Places
+    ) -> tuple[list[ChunkDecoder], npt.NDArray[np.intp] | None]:
+        """A decoder for each shape of the chunks, and which one each chunk needs. None if all need the first."""
+        if all(each.is_regular for each in self.lengths):
+            return [decode], None
+        shapes = [each.lengths(coordinates[:, axis].astype(np.int64)) for axis, each in enumerate(self.lengths)]
+        found, which = np.unique(np.stack(shapes, axis=1), axis=0, return_inverse=True)
+        return [decode.of_shape(tuple(each)) for each in found.tolist()], which.reshape(-1)
 
     def _locate(self, coordinates: _Places) -> LocatedChunks:
         return run_blocking(self._session.state.locate_chunks(self._node, coordinates.astype(np.uint32)))
@@ -199,12 +220,14 @@ class ChunkValues:
 class _Explained:
     """Decodes chunks. The error for invalid bytes contains the array, the chunk and the file."""
 
-    decode: Callable[..., _Values]
+    decoders: Sequence[Callable[..., _Values]]
+    which: npt.NDArray[np.intp] | None
     located: LocatedChunks
 
     def __call__(self, position: int, *args: Any) -> _Values:
+        decode = self.decoders[0 if self.which is None else self.which[position]]
         try:
-            return self.decode(*args)
+            return decode(*args)
         except MemoryError:
             raise
         except Exception as error:

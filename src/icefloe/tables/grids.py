@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, GroupNode
-from icefloe.model.zarr_document import parse_document
+from icefloe.model.zarr_document import ChunkLengths, parse_document, parse_grid
 from icefloe.session.session import Session
 
 if TYPE_CHECKING:
@@ -106,11 +105,8 @@ class Variable:
 
     name: str
     path: str
-    chunks: tuple[int, ...]
+    chunks: tuple[ChunkLengths, ...]
     coding: ColumnCoding
-    edges: tuple[tuple[int, ...], ...] | None = None
-    """The first cell of every chunk along each dimension, if the chunks differ in length. Then `chunks` has the largest
-    lengths, and the chunks are read through zarr, in blocks of these lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ class Grid:
 
     dimensions: tuple[Dimension, ...]
     variables: tuple[Variable, ...]
-    block: tuple[int, ...]
+    block: tuple[ChunkLengths, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -132,7 +128,7 @@ class Grid:
     @property
     def blocks(self) -> tuple[int, ...]:
         """The number of blocks along each dimension."""
-        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+        return tuple(each.count(n) for n, each in zip(self.shape, self.block, strict=True))
 
     @property
     def cell_bytes(self) -> int:
@@ -142,7 +138,8 @@ class Grid:
     @property
     def block_bytes(self) -> int:
         """The approximate decoded size of a block."""
-        return math.prod(self.block) * self.cell_bytes
+        lengths = zip(self.block, self.shape, self.blocks, strict=True)
+        return math.prod(b.longest if b.is_regular else -(-n // max(1, k)) for b, n, k in lengths) * self.cell_bytes
 
     def schema(self) -> pa.Schema:
         """Return the columns of the table of cells: dimensions, then variables."""
@@ -291,31 +288,33 @@ def _make_grid(session: Session, arrays: Mapping[str, _Found], chosen: Sequence[
         )
     if len(chosen) == 1 and chosen[0].is_coordinate:
         dimensions = (Dimension("index", first.node.shape[0], None, None),)
-    largest = max(variables, key=lambda variable: int(np.prod(variable.chunks, dtype=np.int64)))
-    return Grid(dimensions, variables, largest.chunks)
+    return Grid(dimensions, variables, max((variable.chunks for variable in variables), key=longest_cells))
 
 
 def _variable(session: Session, found: _Found, *, raw: bool) -> Variable:
     array = open_array(session, found.node.path)
-    chunks, edges = chunk_lengths(array)
     coding = columns.coding_of(_dtype(array), found.attributes, raw=raw)
-    return Variable(found.name, found.node.path, chunks, coding, edges)
+    return Variable(found.name, found.node.path, chunk_lengths(found.node), coding)
 
 
-def is_regular(array: zarr.Array[Any]) -> bool:
-    """Whether all chunks of an array have one shape."""
-    metadata: Any = array.metadata
-    return metadata.zarr_format == 2 or "chunk_shape" in metadata.chunk_grid.to_dict()["configuration"]
+def chunk_lengths(node: ArrayNode) -> tuple[ChunkLengths, ...]:
+    """Return the lengths of the chunks of an array along each dimension. For shards, those of the shards."""
+    return tuple(
+        _same_chunks(each, n) for each, n in zip(parse_grid(parse_document(node.document)), node.shape, strict=True)
+    )
 
 
-def chunk_lengths(array: zarr.Array[Any]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...] | None]:
-    """Return the chunk or shard lengths of an array. For a variable grid, the largest ones, and where chunks begin."""
-    if is_regular(array):
-        return tuple(max(1, int(c)) for c in (array.shards or array.chunks)), None
-    inner: Any = array
-    lengths = [tuple(map(int, each)) for each in inner.write_chunk_sizes]
-    edges = tuple(tuple(itertools.accumulate(each[:-1], initial=0)) if each else () for each in lengths)
-    return tuple(max(1, *each) if each else 1 for each in lengths), edges
+def _same_chunks(lengths: ChunkLengths, cells: int) -> ChunkLengths:
+    """Return equal lengths for equal chunks, however the grid is written."""
+    if isinstance(lengths.each, int):
+        return ChunkLengths(max(1, lengths.each))
+    own = lengths.covering(cells)
+    return own if len(set(own.of(cells))) > 1 else ChunkLengths(own.longest)
+
+
+def longest_cells(chunks: Sequence[ChunkLengths]) -> int:
+    """Return the number of cells of the largest chunk."""
+    return math.prod(each.longest for each in chunks)
 
 
 def _dimension(session: Session, arrays: Mapping[str, _Found], name: str, length: int, *, raw: bool) -> Dimension:

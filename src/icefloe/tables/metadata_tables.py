@@ -362,9 +362,9 @@ def changed_blocks(repository: Repository, grid: Grid, before: str | None, sessi
         lowest = _smallest_shape(repository, grid, before, session, shape)
     touched = [variable for variable in grid.variables if variable.path in diff.chunk_coords]
     numbers = [_blocks(grid, variable, diff.chunk_coords[variable.path]) for variable in touched]
-    for axis, (first, length) in enumerate(zip(lowest, grid.block, strict=True)):
+    for axis, (first, lengths) in enumerate(zip(lowest, grid.block, strict=True)):
         positions = [moved[axis], np.arange(first, grid.shape[axis])]
-        numbers.append(_change_slabs(grid, axis, np.unique(np.concatenate(positions) // length)))
+        numbers.append(_change_slabs(grid, axis, np.unique(lengths.indices(np.concatenate(positions)))))
     picked = np.unique(np.concatenate(numbers)) if numbers else np.zeros(0, dtype=np.int64)
     return Change(Selection(none, BlockList(everything.box, picked), total), shape, removed)
 
@@ -441,20 +441,15 @@ def _change_slabs(grid: Grid, axis: int, indices: npt.NDArray[np.int64]) -> npt.
 
 def _blocks(grid: Grid, variable: Variable, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """Return the numbers of the blocks of chunks."""
-    edges = variable.edges
-    counts = _count(grid.shape, variable.chunks) if edges is None else list(map(len, edges))
+    counts = [each.count(n) for each, n in zip(variable.chunks, grid.shape, strict=True)]
     inside = coords[(coords < np.array(counts)).all(axis=1)].astype(np.int64)
-    block = np.array(grid.block)
-    if edges is None:
-        start, end = inside * np.array(variable.chunks), (inside + 1) * np.array(variable.chunks)
-    else:
-        bounds = [np.array([*each, length]) for each, length in zip(edges, grid.shape, strict=True)]
-        start, end = (
-            np.stack([each[inside[:, axis] + more] for axis, each in enumerate(bounds)], axis=1) for more in (0, 1)
-        )
-    first, last = start // block, np.minimum((end - 1) // block, np.array(grid.blocks) - 1)
     if not len(inside):
         return np.zeros(0, dtype=np.int64)
+    first, last = np.empty_like(inside), np.empty_like(inside)
+    for axis, (chunks, block, n) in enumerate(zip(variable.chunks, grid.block, grid.shape, strict=True)):
+        bounds = np.append(chunks.starts(n), n)
+        first[:, axis] = block.indices(bounds[inside[:, axis]])
+        last[:, axis] = block.indices(bounds[inside[:, axis] + 1] - 1)
     spans = (last - first).max(axis=0) + 1
     # A chunk can overlap several blocks. Usually it is inside of one.
     steps = np.stack(np.meshgrid(*(np.arange(n) for n in spans), indexing="ij"), axis=-1).reshape(-1, len(spans))
@@ -462,7 +457,3 @@ def _blocks(grid: Grid, variable: Variable, coords: npt.NDArray[np.uint32]) -> n
     every = every[(every <= np.repeat(last, len(steps), axis=0)).all(axis=1)]
     numbers: npt.NDArray[np.int64] = np.ravel_multi_index(tuple(every.T), grid.blocks).astype(np.int64)
     return numbers
-
-
-def _count(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[int]:
-    return [-(-n // c) for n, c in zip(shape, chunks, strict=True)]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import zarr
 
+from icefloe.codec_pipeline import enable_variable_grids
 from icefloe.tables.chunk_values import ChunkPart, chunk_values_at, without_gaps
 from icefloe.tables.columns import from_numpy, to_numpy
 from icefloe.tables.evaluate import CellTest, Mask, exact_rows
@@ -51,7 +52,7 @@ def plan_rows(grid: Grid, masks: Sequence[Mask | None], *, picked: bool = False)
     folded, length = 0, 1
     while folded < rank and (folded == 0 or length < _SHORTEST_LIST):
         folded += 1
-        length *= min(grid.block[rank - folded], grid.shape[rank - folded])
+        length *= min(grid.block[rank - folded].longest, grid.shape[rank - folded])
     axes = range(rank - folded, rank)
     short = [a for a in axes if grid.shape[a] <= LITERAL_COORDINATES and has_literals(grid.dimensions[a].type)]
     return RowsLayout(folded, tuple(axis for axis in short if _is_run(masks[axis])), picked)
@@ -153,6 +154,9 @@ class Block:
 
 def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
     """Yield the blocks of a share, without cells that masks exclude. The next blocks are fetched meanwhile."""
+    if not all(each.is_regular for variable in scan.grid.variables for each in variable.chunks):
+        # A scan has such chunks only if they are enabled where it was planned. A worker has settings of its own.
+        enable_variable_grids()
     coordinates = part.coordinates()
     found = [tuple(_indices(scan, axis, c) for axis, c in enumerate(row)) for row in coordinates.tolist()]
     kept = [number for number, indices in enumerate(found) if all(map(len, indices))]
@@ -169,7 +173,10 @@ def _read_variable(
     if not chunks.is_direct or variable.chunks != scan.grid.block:
         yield from _read_windows(chunks.array, indices)
         return
-    origins = coordinates * np.array(scan.grid.block, dtype=np.int64)
+    starts = [each.starts(n) for each, n in zip(scan.grid.block, scan.grid.shape, strict=True)]
+    origins = (
+        np.stack([each[coordinates[:, axis]] for axis, each in enumerate(starts)], axis=1) if starts else coordinates
+    )
     parts = [
         ChunkPart(tuple(i - o for i, o in zip(each, origin, strict=True)))
         for each, origin in zip(indices, origins.tolist(), strict=True)
@@ -194,8 +201,8 @@ def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterato
 
 
 def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
-    length = scan.grid.block[axis]
-    first, end = block * length, min((block + 1) * length, scan.grid.shape[axis])
+    lengths = scan.grid.block[axis]
+    first, end = lengths.start(block), min(lengths.start(block + 1), scan.grid.shape[axis])
     mask = scan.masks[axis]
     if mask is None:
         return np.arange(first, end)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +15,7 @@ import pyarrow as pa
 from icefloe.errors import InvalidInputError, suggest
 from icefloe.session.session import Session
 from icefloe.tables.evaluate import CellTest, Mask, ValueRanges, check_decidable
-from icefloe.tables.grids import Dimension, Grid, find_grid, read_coordinate
+from icefloe.tables.grids import Dimension, Grid, find_grid, longest_cells, read_coordinate
 from icefloe.tables.predicates import And, Predicate, columns_of, find_unknown, parse_predicate
 from icefloe.tables.selection import (
     BlockPart,
@@ -148,7 +147,7 @@ def plan_scan(
     if columns is not None:
         tested = set() if loose is None else columns_of(loose)
         kept = tuple(v for v in grid.variables if v.name in columns or v.name.lower() in tested)
-        block = max((v.chunks for v in kept), key=math.prod, default=grid.block)
+        block = max((v.chunks for v in kept), key=longest_cells, default=grid.block)
         grid = replace(grid, variables=kept, block=block)
     coordinates = [coordinate_at(options.address, session.snapshot_id, dimension) for dimension in grid.dimensions]
     region = parse_region(grid, options.region, options.region_index)
@@ -243,6 +242,6 @@ def _selected_cells(grid: Grid, selection: Selection) -> int:
         mask = selection.masks[axis]
         first, end = selection.blocks.box[axis]
         cells = length if mask is None else int(mask.sum())
-        held = min(length, end * block) - first * block if mask is None else cells
+        held = min(length, block.start(end)) - block.start(first) if mask is None else cells
         per_block *= max(1, held) / max(1, end - first)
     return int(per_block * len(selection.blocks))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from icefloe.errors import InvalidInputError
+from icefloe.model.zarr_document import ChunkLengths
 from icefloe.tables.evaluate import Mask, ValueRanges, match_leaf, match_ranges, value_moment
 from icefloe.tables.grids import WIDEST_OFFSET, Dimension, Grid, parse_instant
 from icefloe.tables.predicates import (
@@ -314,10 +315,10 @@ def _evaluate_leaf(grid: Grid, leaf: Leaf, around: Surroundings) -> _Match | Non
     return None
 
 
-def _blocks_of(mask: Mask, length: int) -> Mask:
+def _blocks_of(mask: Mask, lengths: ChunkLengths) -> Mask:
     if not len(mask):
         return np.zeros(0, dtype=bool)
-    found: Mask = np.logical_or.reduceat(mask, np.arange(0, len(mask), length))
+    found: Mask = np.logical_or.reduceat(mask, lengths.starts(len(mask)))
     return found
 
 

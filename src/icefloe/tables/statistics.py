@@ -26,6 +26,7 @@ from icefloe.lazy_exports import lazy_module
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode
+from icefloe.model.zarr_document import ChunkLengths
 from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
 from icefloe.tables.columns import ColumnCoding, coding_of, has_one_missing_value
@@ -124,7 +125,7 @@ class _LoadedRanges:
     """Whether all chunks have a range. Later files cannot add any."""
 
 
-_LOADED: WeakKeyDictionary[Session, dict[tuple[str, tuple[int, ...]], _LoadedRanges]] = WeakKeyDictionary()
+_LOADED: WeakKeyDictionary[Session, dict[tuple[str, tuple[ChunkLengths, ...]], _LoadedRanges]] = WeakKeyDictionary()
 """Per read-only session and array. The chunks of a snapshot do not change, so a range stays valid."""
 
 
@@ -133,7 +134,7 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
 
     A read-only session reads them once, and again if there are new files and some chunks have no range yet.
     """
-    if not has_ranges(variable.coding) or variable.edges is not None:
+    if not has_ranges(variable.coding):
         return None
     loaded = _LOADED.setdefault(session, {}) if session.read_only else {}
     key = variable.path, variable.chunks
@@ -148,39 +149,41 @@ def load_ranges(session: Session, variable: Variable) -> ValueRanges | None:
     kept = run_blocking(_fetch_files(storage, folder, files)) if files else None
     if kept is None:
         return None
-    table = run_blocking(session.state.chunk_table(node))
-    ranges = _join(session, node, variable, table, kept)
+    ranges = _join(session, variable, *_chunks(session, variable), kept)
     loaded[key] = _LoadedRanges(files, ranges, bool(ranges.known.all()))
     return ranges
 
 
 def missing_chunks(session: Session, variable: Variable) -> npt.NDArray[np.int64]:
     """Return the numbers of the chunks (in C order of the grid) without a range that can have one."""
-    node = session.state.tree.array(variable.path)
-    if variable.edges is not None:
-        # Blocks of a variable grid are not its chunks.
-        return np.zeros(0, dtype=np.int64)
-    table = run_blocking(session.state.chunk_table(node))
-    numbers = _numbers(node, table)
+    table, numbers = _chunks(session, variable)
     _, sure = fingerprints(table)
-    kept = fetch_rows(session.state.context.storage, node)
+    kept = fetch_rows(session.state.context.storage, session.state.tree.array(variable.path))
     if kept is None:
         return numbers[sure]
-    known = _join(session, node, variable, table, kept).known.reshape(-1)
+    known = _join(session, variable, table, numbers, kept).known.reshape(-1)
     return numbers[sure & ~known[numbers]]
 
 
-def _numbers(node: ArrayNode, table: ChunkTable) -> npt.NDArray[np.int64]:
-    if not node.grid:
-        return np.zeros(len(table), dtype=np.int64)
-    numbers: npt.NDArray[np.int64] = np.ravel_multi_index(tuple(table.coords.T.astype(np.int64)), node.grid)
-    return numbers.astype(np.int64)
+def _chunks(session: Session, variable: Variable) -> tuple[ChunkTable, npt.NDArray[np.int64]]:
+    """Return the references of an array, and the numbers of their chunks in ascending order."""
+    node = session.state.tree.array(variable.path)
+    table = run_blocking(session.state.chunk_table(node))
+    if not node.shape:
+        return table, np.zeros(len(table), dtype=np.int64)
+    grid = tuple(each.count(n) for each, n in zip(variable.chunks, node.shape, strict=True))
+    outside = (table.coords >= np.array(grid)).any(axis=1)
+    if outside.any():
+        table = take(table, np.flatnonzero(~outside))
+    return table, np.ravel_multi_index(tuple(table.coords.T.astype(np.int64)), grid).astype(np.int64)
 
 
-def _join(session: Session, node: ArrayNode, variable: Variable, table: ChunkTable, kept: pa.Table) -> ValueRanges:
-    numbers = _numbers(node, table)
+def _join(
+    session: Session, variable: Variable, table: ChunkTable, numbers: npt.NDArray[np.int64], kept: pa.Table
+) -> ValueRanges:
     prints, sure = fingerprints(table)
-    cells = cells_of_chunks(node.shape, variable.chunks, node.grid).reshape(-1)
+    by_chunk = cells_of_chunks(session.state.tree.array(variable.path).shape, variable.chunks)
+    cells = by_chunk.reshape(-1)
     row_of = np.full(len(cells), -1, dtype=np.int64)
     row_of[numbers] = np.arange(len(table))
     ranges = ValueRanges.unknown(len(cells))
@@ -198,15 +201,14 @@ def _join(session: Session, node: ArrayNode, variable: Variable, table: ChunkTab
     for name in ("low", "high", "count", "missing", "total"):
         column = kept.column(name).fill_null(np.nan) if name == "total" else kept.column(name)
         getattr(ranges, name)[at] = column.to_numpy()[valid]
-    return ranges.reshape(node.grid)
+    return ranges.reshape(by_chunk.shape)
 
 
-def cells_of_chunks(shape: Sequence[int], chunks: Sequence[int], grid: Sequence[int]) -> npt.NDArray[np.int64]:
+def cells_of_chunks(shape: Sequence[int], chunks: Sequence[ChunkLengths]) -> npt.NDArray[np.int64]:
     """Return the number of cells in each chunk of the grid."""
     cells = np.ones((), dtype=np.int64)
-    for length, chunk, count in zip(shape, chunks, grid, strict=True):
-        along = np.minimum(length - np.arange(count, dtype=np.int64) * chunk, chunk)
-        cells = np.multiply.outer(cells, along)
+    for length, lengths in zip(shape, chunks, strict=True):
+        cells = np.multiply.outer(cells, np.diff(lengths.starts(length), append=length))
     return np.asarray(cells)
 
 
@@ -302,8 +304,7 @@ def _parse(data: bytes) -> pa.Table:
 def keep_rows(session: Session, variable: Variable, measured: pa.Table) -> int:
     """Store the statistics of chunks of this session. Return the number of rows."""
     node = session.state.tree.array(variable.path)
-    table = run_blocking(session.state.chunk_table(node))
-    numbers = _numbers(node, table)
+    table, numbers = _chunks(session, variable)
     chunk = measured.column("chunk").to_numpy().astype(np.int64)
     row = np.minimum(np.searchsorted(numbers, chunk), max(0, len(numbers) - 1))
     here = numbers[row] == chunk if len(numbers) else np.zeros(len(chunk), dtype=bool)
@@ -347,11 +348,11 @@ def summarise_array(session: Session, path: str) -> Summary | None:
     array = open_array(session, path)
     if array.dtype.kind not in "iuf" or not has_one_missing_value(array.attrs):
         return None
-    chunks, edges = chunk_lengths(array)
+    chunks = chunk_lengths(session.state.tree.array(path))
     coding = coding_of(array.dtype, array.attrs)
     if coding.times is not None:
         return None
-    ranges = load_ranges(session, Variable(path.rpartition("/")[2], path, chunks, coding, edges))
+    ranges = load_ranges(session, Variable(path.rpartition("/")[2], path, chunks, coding))
     if ranges is None or not ranges.known.all():
         return None
     count = int((ranges.count - ranges.missing).sum())

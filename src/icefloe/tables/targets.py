@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -14,9 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import zarr
+from zarr.core.buffer import default_buffer_prototype
 
-from icefloe.errors import AlreadyExistsError, InvalidInputError, UnsupportedError
+from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import enable_variable_grids
+from icefloe.errors import AlreadyExistsError, InvalidInputError
 from icefloe.model.snapshot import ArrayNode
+from icefloe.model.zarr_document import ChunkLengths, as_lengths, grid_document, parse_document, parse_grid
 from icefloe.session.session import Session
 from icefloe.tables.columns import TIMESTAMP, ArrayKind, ColumnCoding, encode_column, kind_of_column
 from icefloe.tables.grids import Grid, Variable, find_grid, read_coordinate
@@ -55,7 +60,7 @@ class TargetVariable:
 
     name: str
     path: str
-    chunks: tuple[int, ...]
+    chunks: tuple[ChunkLengths, ...]
     coding: ColumnCoding
     fill_value: Any
     made: ArrayKind | None = None
@@ -81,7 +86,7 @@ class Target:
     group: str
     dimensions: tuple[TargetDimension, ...]
     variables: tuple[TargetVariable, ...]
-    block: tuple[int, ...]
+    block: tuple[ChunkLengths, ...]
     """Cells that one task writes together: whole chunks of every variable."""
     replaces: tuple[str, ...] = ()
     """Arrays that are removed first."""
@@ -96,7 +101,12 @@ class Target:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        return tuple(-(-n // b) for n, b in zip(self.shape, self.block, strict=True))
+        return tuple(each.count(n) for n, each in zip(self.shape, self.block, strict=True))
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The lengths of the largest block. Cells are numbered in a block of this shape."""
+        return tuple(each.longest for each in self.block)
 
 
 def write_dims(session: Session, options: WriteOptions, columns: Sequence[str]) -> tuple[str, ...]:
@@ -275,44 +285,53 @@ def _in_type_of(coordinate: pa.Array, values: pa.Array, name: str = "") -> pa.Ar
 
 def _chunk_shape(
     dims: Sequence[str], shape: tuple[int, ...], wanted: Mapping[str, int], grid: Grid | None
-) -> tuple[int, ...]:
+) -> tuple[ChunkLengths, ...]:
     unknown = sorted(set(wanted) - set(dims))
     if unknown:
         raise InvalidInputError(
             f"chunks contains {unknown[0]!r}, which is not a dimension. There are: {', '.join(dims)}"
         )
     if grid is not None:
-        return grid.block
+        # A new array beside others has one length for all chunks.
+        return as_lengths(each.longest for each in grid.block)
     chunks = [max(1, wanted.get(dim, length)) for dim, length in zip(dims, shape, strict=True)]
     free = [axis for axis, dim in enumerate(dims) if dim not in wanted]
     while math.prod(chunks) > _CELLS_PER_CHUNK and any(chunks[axis] > 1 for axis in free):
         axis = max(free, key=lambda each: chunks[each])
         chunks[axis] = -(-chunks[axis] // 2)
-    return tuple(chunks)
+    return as_lengths(chunks)
 
 
 def _variable(
-    session: Session, base: str, schema: pa.Schema, name: str, grid: Grid | None, chunks: tuple[int, ...]
+    session: Session, base: str, schema: pa.Schema, name: str, grid: Grid | None, chunks: tuple[ChunkLengths, ...]
 ) -> TargetVariable:
     known: Variable | None = None
     if grid is not None:
         known = next((variable for variable in grid.variables if variable.name == name), None)
     if known is not None:
-        if known.edges is not None:
-            raise UnsupportedError(
-                f"{known.path} has a variable chunk grid. Rows can only be written into arrays with a regular one. "
-                "Write its cells with zarr or xarray, or rechunk it"
-            )
         array = zarr.open_array(session.store, path=known.path.lstrip("/"), mode="r", zarr_format=3)
         return TargetVariable(name, known.path, known.chunks, known.coding, array.fill_value)
     kind = kind_of_column(name, schema.field(name).type)
     return TargetVariable(name, base + name, chunks, kind.coding(), kind.fill_value, kind)
 
 
-def _common_block(shape: tuple[int, ...], variables: Sequence[TargetVariable]) -> tuple[int, ...]:
-    """Return whole chunks of every variable: the least common multiple of their lengths, or the whole dimension."""
-    multiples = [math.lcm(*(variable.chunks[axis] for variable in variables)) for axis in range(len(shape))]
-    return tuple(min(multiple, max(length, 1)) for multiple, length in zip(multiples, shape, strict=True))
+def _common_block(shape: tuple[int, ...], variables: Sequence[TargetVariable]) -> tuple[ChunkLengths, ...]:
+    """Return whole chunks of every variable, as short as possible. They end where a chunk of every variable ends."""
+    return tuple(
+        _common_lengths(max(length, 1), {variable.chunks[axis] for variable in variables})
+        for axis, length in enumerate(shape)
+    )
+
+
+def _common_lengths(cells: int, lengths: Collection[ChunkLengths]) -> ChunkLengths:
+    same = math.lcm(*(each.longest for each in lengths if each.is_regular))
+    varying = [each for each in lengths if not each.is_regular]
+    if not varying:
+        return ChunkLengths(min(same, cells))
+    starts = np.arange(0, cells, same)
+    for each in varying:
+        starts = np.intersect1d(starts, each.starts(cells))
+    return ChunkLengths(tuple(np.diff(starts, append=cells).tolist()))
 
 
 def apply_target(session: Session, target: Target) -> None:
@@ -324,7 +343,8 @@ def apply_target(session: Session, target: Target) -> None:
         _write_coordinate(group, session, target, axis, dimension)
     for variable in target.variables:
         if variable.made is not None:
-            _create(group, variable.name, variable.made, target.shape, variable.chunks, target.dims)
+            chunks = tuple(each.longest for each in variable.chunks)
+            _create(group, variable.name, variable.made, target.shape, chunks, target.dims)
     if any(dimension.known != len(dimension.values) for dimension in target.dimensions):
         _resize_all(session, target)
 
@@ -343,8 +363,7 @@ def _write_coordinate(
         )
         array[:] = encode_column(dimension.name, dimension.coding, dimension.values, None)
     elif len(dimension.values) > dimension.known and dimension.coding is not None:
-        array = zarr.open_array(session.store, path=dimension.path.lstrip("/"), mode="r+", zarr_format=3)
-        array.resize((len(dimension.values),))
+        array = _resize(session, dimension.path, (len(dimension.values),))
         fresh = dimension.values.slice(dimension.known)
         array[dimension.known :] = encode_column(dimension.name, dimension.coding, fresh, None)
 
@@ -382,8 +401,21 @@ def _resize_all(session: Session, target: Target) -> None:
             for name, length in zip(node.dimension_names, node.shape, strict=True)
         )
         if shape != node.shape:
-            array = zarr.open_array(session.store, path=node.path.lstrip("/"), mode="r+", zarr_format=3)
-            array.resize(shape)
+            _resize(session, node.path, shape)
+
+
+def _resize(session: Session, path: str, shape: tuple[int, ...]) -> zarr.Array[Any]:
+    """Make an array larger. In a variable chunk grid, new chunks have the length of the last one, as in an ingest."""
+    key = path.strip("/")
+    document = dict(parse_document(run_blocking(session.state.fetch_document(path)) or b""))
+    grid = [each.covering(n) for each, n in zip(parse_grid(document), shape, strict=True)]
+    if all(each.is_regular for each in grid):
+        array = zarr.open_array(session.store, path=key, mode="r+", zarr_format=3)
+        array.resize(shape)
+        return array
+    text = json.dumps({**document, "shape": list(shape), "chunk_grid": grid_document(grid)}, indent=2).encode()
+    run_blocking(session.store.set(f"{key}/zarr.json", default_buffer_prototype().buffer.from_bytes(text)))
+    return zarr.open_array(session.store, path=key, mode="r+", zarr_format=3)
 
 
 def positions(values: pa.Array, coordinate: pa.Array) -> npt.NDArray[np.int64]:
@@ -427,9 +459,10 @@ def split_rows(target: Target, table: pa.Table, *, drop_off_grid: bool = False) 
         return
     blocks = np.zeros(len(table), dtype=np.int64)
     offsets = np.zeros(len(table), dtype=np.int64)
-    for index, length, count in zip(indices, target.block, target.blocks, strict=True):
-        blocks = blocks * count + index // length
-        offsets = offsets * length + index % length
+    for index, lengths, size, count in zip(indices, target.block, target.shape, target.blocks, strict=True):
+        at = lengths.indices(index)
+        blocks = blocks * count + at
+        offsets = offsets * lengths.longest + index - lengths.starts(size)[at]
     order = np.argsort(blocks, kind="stable")
     blocks, offsets = blocks[order], offsets[order]
     columns = [encode_column(v.name, v.coding, _whole(table, v.name), v.fill_value)[order] for v in target.variables]
@@ -488,6 +521,9 @@ def _merge_duplicates(column: npt.NDArray[Any], starts: npt.NDArray[np.int64], h
 
 def write_fragments(session: Session, target: Target, fragments: Iterable[Fragment], duplicates: str) -> int:
     """Write fragments that are grouped by block. Return the number of cells."""
+    if not all(each.is_regular for variable in target.variables for each in variable.chunks):
+        # A target has such chunks only if they are enabled where it was planned. A worker has settings of its own.
+        enable_variable_grids()
     arrays = [_open(session, variable) for variable in target.variables]
     cells = 0
     for _, group in groupby(fragments, key=lambda fragment: fragment.block):
@@ -513,17 +549,16 @@ def _write_block(
     values: npt.NDArray[Any],
 ) -> None:
     corner = np.unravel_index(block, target.blocks)
-    first = [int(c) * length for c, length in zip(corner, target.block, strict=True)]
     window = tuple(
-        slice(start, min(start + length, size))
-        for start, length, size in zip(first, target.block, target.shape, strict=True)
+        slice(lengths.start(int(c)), min(lengths.start(int(c) + 1), size))
+        for c, lengths, size in zip(corner, target.block, target.shape, strict=True)
     )
     shape = tuple(each.stop - each.start for each in window)
     if len(offsets) == int(np.prod(shape, dtype=np.int64)) or variable.made is not None:
         cells = np.full(shape, variable.fill_value, dtype=values.dtype)
     else:
         cells = np.array(array[window])
-    cells[np.unravel_index(offsets, target.block)] = values
+    cells[np.unravel_index(offsets, target.largest)] = values
     array[window] = cells
 
 
