@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from hypothesis import strategies as st
 
 from icefloe import Repository
 from icefloe.blocking import run_blocking
-from icefloe.errors import InvalidInputError, NodeNotFoundError
-from icefloe.ingest import IngestOptions, ingest_local, pyramid_local
+from icefloe.errors import InvalidInputError, NodeNotFoundError, UnsupportedError
+from icefloe.ingest import ExistingArray, IngestOptions, SessionSink, ingest_local, pyramid_local
 from icefloe.model.chunk_table import ChunkKind
+from icefloe.model.zarr_document import as_lengths, grid_document, parse_grid
 from icefloe.storage.build import in_memory_storage
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
+needs_grids = pytest.mark.skipif(not RECTILINEAR, reason="this zarr has regular grids only")
 GENERATIONS = ["repository", "dataset", "store", "icechunk1", "icechunk2"]
 
 
@@ -84,6 +88,122 @@ def test_an_update_gives_what_a_new_build_gives(data: st.DataObject) -> None:
         session.commit("change")
         pyramid_local(repository, "t", levels, method)
         _check(repository, values, levels, method)
+
+
+def _variable(values: Any, chunks: Any, generation: str = "repository") -> Repository:
+    repository = Repository.create(in_memory_storage(), spec_version=generation)
+    with repository.transaction("main", message="data") as store:
+        group, dims = zarr.open_group(store, mode="w"), ["time", "y", "x"]
+        array = group.create_array(
+            "t", shape=values.shape, chunks=chunks, dtype="f8", dimension_names=dims, fill_value=np.nan
+        )
+        array[:] = values
+        for axis, name in enumerate(dims):
+            group.create_array(name, data=np.arange(float(values.shape[axis])), dimension_names=[name])
+    return repository
+
+
+def _dependents(repository: Repository, lengths: list[list[int]], changed: set[tuple[int, ...]], levels: int) -> int:
+    """The number of chunks of the levels with a cell that is made of a cell of a changed chunk, by cells."""
+    shape = tuple(map(sum, lengths))
+    cells = np.zeros(shape, dtype=bool)
+    bounds = [np.r_[0, np.cumsum(each)] for each in lengths]
+    for chunk in changed:
+        cells[tuple(slice(int(b[i]), int(b[i + 1])) for b, i in zip(bounds, chunk, strict=True))] = True
+    count = 0
+    for level in range(1, levels + 1):
+        cells = np.pad(cells, [(0, 0), (0, cells.shape[1] % 2), (0, cells.shape[2] % 2)])
+        cells = cells.reshape(cells.shape[0], cells.shape[1] // 2, 2, cells.shape[2] // 2, 2).any(axis=(2, 4))
+        store = repository.readonly_session("main").store
+        document = zarr.open_array(store, path=f"t_levels/{level}/t", mode="r").metadata.to_dict()
+        starts = [each.starts(n) for each, n in zip(parse_grid(document), cells.shape, strict=True)]
+        found: Any = cells
+        for axis, each in enumerate(starts):
+            found = np.logical_or.reduceat(found, each, axis=axis)
+        count += int(found.sum())
+    return count
+
+
+@needs_grids
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_levels_of_a_variable_grid_are_those_of_numpy_and_only_dependents_are_computed(data: st.DataObject) -> None:
+    lengths = [data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=n)) for n in (3, 3, 3)]
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    shape = tuple(map(sum, lengths))
+    levels = data.draw(st.integers(1, 3))
+    values = np.where(rng.random(shape) < 0.2, np.nan, rng.integers(0, 100, shape) / 4)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        repository = _variable(values, lengths, data.draw(st.sampled_from(["repository", "icechunk2", "store"])))
+        first = pyramid_local(repository, "t", levels)
+        assert first.kept == 0
+        _check(repository, values, levels, "mean")
+        for _ in range(2):
+            session = repository.writable_session("main")
+            array = zarr.open_array(session.store, path="t", mode="r+")
+            if data.draw(st.booleans()):
+                # Zarr adds a chunk.
+                more = rng.integers(0, 100, (data.draw(st.integers(1, 3)), *shape[1:])) / 4
+                array.append(more, axis=0)
+                values = np.concatenate([values, more])
+                changed = {(len(lengths[0]), i, j) for i in range(len(lengths[1])) for j in range(len(lengths[2]))}
+                lengths[0].append(len(more))
+            else:
+                at = tuple(data.draw(st.integers(0, n - 1)) for n in values.shape)
+                array[at] = values[at] = 7.5 if values[at] != 7.5 else 8.5
+                edges = [np.cumsum(each) for each in lengths]
+                changed = {tuple(int(np.searchsorted(e, i, side="right")) for e, i in zip(edges, at, strict=True))}
+            session.commit("change")
+            update = pyramid_local(repository, "t", levels)
+            _check(repository, values, levels, "mean")
+            assert update.written == _dependents(repository, lengths, changed, levels)
+        assert pyramid_local(repository, "t", levels).snapshot_id is None
+
+
+@needs_grids
+def test_merged_chunks_of_an_array_are_computed_again_from_the_first_that_differs() -> None:
+    values = np.arange(8.0 * 4 * 4).reshape(8, 4, 4)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        repository = _variable(values, [[2, 2, 1, 3], [4], [4]])
+        assert pyramid_local(repository, "t", 1).written == 4
+        # The same cells in other chunks: the last two are 3 and 1 cells long now.
+        session = repository.writable_session("main")
+        array = zarr.create_array(
+            session.store,
+            name="t",
+            shape=values.shape,
+            chunks=[[2, 2, 3, 1], [4], [4]],
+            dtype="f8",
+            dimension_names=["time", "y", "x"],
+            overwrite=True,
+        )
+        array[:] = values
+        session.commit("an array of the same name")
+        assert pyramid_local(repository, "t", 1).kept == 0
+        _check(repository, values, 1, "mean")
+        # A grid that changes in place keeps the chunks before the first other one.
+        session = repository.writable_session("main")
+        array = zarr.open_array(session.store, path="t", mode="r+")
+        document = {**array.metadata.to_dict(), "chunk_grid": grid_document(as_lengths([(2, 2, 2, 2), (4,), (4,)]))}
+        found = ExistingArray("t", json.loads(json.dumps(document)))
+        SessionSink(session).write_documents({"t": found.resized(values.shape, found.grid())})
+        zarr.open_array(session.store, path="t", mode="r+")[4:] = values[4:]
+        session.commit("other chunks")
+        again = pyramid_local(repository, "t", 1)
+        assert (again.written, again.kept) == (2, 2)
+        _check(repository, values, 1, "mean")
+
+
+def test_levels_of_a_grid_that_zarr_does_not_use_are_refused() -> None:
+    repository = _repository(np.ones((2, 4, 4)), (2, 4, 4))
+    session = repository.writable_session("main")
+    document = json.loads(session.state.tree.array("/t").document)
+    grid = grid_document(as_lengths([(1, 1), 4, 4]))
+    SessionSink(session).write_documents({"t": json.dumps({**document, "chunk_grid": grid}).encode()})
+    session.commit("a variable grid")
+    off: Any = {"array.rectilinear_chunks": False} if RECTILINEAR else {}
+    with zarr.config.set(off), pytest.raises(UnsupportedError, match="/t has the chunk grid 'rectilinear'"):
+        pyramid_local(repository, "t", 1)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -14,7 +14,7 @@ import zarr
 from icefloe import Repository
 from icefloe.ingest.placement import ExistingArray
 from icefloe.maintenance.compact import CompactRequest, Layout
-from icefloe.spark import analyze, compact, copy, export, ingest, rechunk, reduce, sync, table
+from icefloe.spark import analyze, compact, copy, export, ingest, pyramid, rechunk, reduce, sync, table
 from icefloe.spark import write as write_cells
 
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
@@ -144,6 +144,9 @@ def test_months_are_measured_queried_and_written_by_workers_without_the_setting(
         made[:] = values
         for name, length in zip(names, values.shape, strict=True):
             group.create_array(name, data=np.arange(length) * 1.0, dimension_names=[name])
+    pyramid(spark, repository, "t", 1, "max", progress=False)
+    level = zarr.open_array(repository.readonly_session("main").store, path="t_levels/1/t", mode="r")[:]
+    np.testing.assert_array_equal(level, values.reshape(45, 2, 2, 2).max(axis=(1, 3)))
     assert analyze(spark, repository, progress=False).chunks == {"/t": 6}
     assert analyze(spark, repository, progress=False).chunks == {}
     found = table(spark, repository, variables="t", where="t >= 300").orderBy(*names).toPandas()

@@ -5,6 +5,9 @@ Level 1 has half as many cells as the array along two dimensions, level 2 half a
 group `TARGET` has the attribute `multiscales` of the Zarr convention that GeoZarr uses. If the array has changed, only
 the chunks of the levels that depend on changed chunks are computed again. The levels of a cloud-optimised GeoTIFF can
 also be its own overviews.
+
+The chunks of a level have one length along the two dimensions, the longest of the array. Along the others they have the
+lengths of the array, so a chunk of a level depends on one chunk of the array along them.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ import numpy.typing as npt
 import zarr
 
 from icefloe.blocking import run_blocking
+from icefloe.codec_pipeline import check_grid
 from icefloe.errors import IcefloeError, InvalidInputError, NodeNotFoundError
 from icefloe.ingest.access import choose_access
 from icefloe.ingest.catalogue import version_of
 from icefloe.ingest.cf import halve, packing_of
-from icefloe.ingest.chunk_grids import all_coords, chunk_region, grid_shape
+from icefloe.ingest.chunk_grids import ChunkRegion, all_coords
 from icefloe.ingest.local_ingest import SessionSink
 from icefloe.ingest.parsers.registry import OpenSource, open_source
 from icefloe.ingest.placement import ExistingArray
@@ -32,7 +36,7 @@ from icefloe.ingest.source_model import SourceVariable
 from icefloe.ingest.sources import expand_sources
 from icefloe.ingest.zarr_documents import array_document
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.zarr_document import parse_document
+from icefloe.model.zarr_document import ChunkLengths, as_lengths, grid_document, parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.session.session import Session
 
@@ -80,9 +84,45 @@ class _Base:
     variable: SourceVariable
     axes: tuple[int, int]
     """The dimensions that are halved."""
+    grid: tuple[ChunkLengths, ...]
+
+    @property
+    def is_regular(self) -> bool:
+        return all(each.is_regular for each in self.grid)
 
     def shape(self, level: int) -> tuple[int, ...]:
         return tuple(-(-n // (1 << level)) if axis in self.axes else n for axis, n in enumerate(self.variable.shape))
+
+    def chunks(self, level: int) -> tuple[ChunkLengths, ...]:
+        """The chunk lengths of a level. Level 0 is the array."""
+        if not level:
+            return self.grid
+        longest = as_lengths(self.variable.chunks)
+        return tuple(longest[axis] if axis in self.axes else each for axis, each in enumerate(self.grid))
+
+    def counts(self, level: int) -> tuple[int, ...]:
+        """The number of chunks of a level along each dimension."""
+        return tuple(each.count(n) for each, n in zip(self.chunks(level), self.shape(level), strict=True))
+
+    def region(self, level: int, coords: Sequence[int]) -> ChunkRegion:
+        """The cells of a chunk of a level."""
+        found = zip(coords, self.chunks(level), self.shape(level), strict=True)
+        return tuple(slice(each.start(i), min(each.start(i + 1), n)) for i, each, n in found)
+
+    def above(self, changed: Regions, level: int) -> Regions:
+        """The chunks of a level that depend on chunks of the array."""
+        first, last = changed.copy(), changed.copy()
+        for axis in self.axes:
+            length, n = self.variable.chunks[axis], self.variable.shape[axis]
+            bounds = np.append(self.grid[axis].starts(n), n)
+            first[:, axis] = (bounds[changed[:, axis]] >> level) // length
+            last[:, axis] = ((bounds[changed[:, axis] + 1] - 1) >> level) // length
+        if not len(changed):
+            return changed
+        # In a variable grid, the cells of a chunk can be in several chunks of the level.
+        steps = all_coords(((last - first).max(axis=0) + 1).tolist()).astype(np.int64)
+        every = (first[:, np.newaxis] + steps).reshape(-1, changed.shape[1])
+        return np.unique(every[(every <= np.repeat(last, len(steps), axis=0)).all(axis=1)], axis=0)
 
 
 def pyramid_local(
@@ -212,9 +252,8 @@ class PyramidPlan:
     @property
     def kept(self) -> int:
         """The number of chunks that stay."""
-        chunks = self.base.variable.chunks
         levels = range(1, len(self.coords) + 1)
-        return sum(math.prod(grid_shape(self.base.shape(level), chunks)) for level in levels) - self.written
+        return sum(math.prod(self.base.counts(level)) for level in levels) - self.written
 
     @property
     def is_empty(self) -> bool:
@@ -225,7 +264,8 @@ class PyramidPlan:
         """Split the chunks into parts that share no chunk and need no chunk of one another.
 
         A chunk of a level consists of whole chunks of the level before it, because all levels have the same chunk
-        lengths. So the chunks of all levels below one chunk of the last level are one part.
+        lengths. Level 1 reads the array, which does not change. So the chunks of all levels below one chunk of the last
+        level are one part.
         """
         parts: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
         last = len(self.coords)
@@ -259,15 +299,11 @@ def plan_pyramid(repository: Repository, session: Session, request: PyramidReque
         "axes": list(base.axes),
     }
     changed = _find_changed(repository, session, base, place, about)
-    coords: list[Regions] = []
-    for level in range(1, request.levels + 1):
-        if changed is None:
-            coords.append(all_coords(grid_shape(base.shape(level), base.variable.chunks)).astype(np.int64))
-            continue
-        above = changed.copy()
-        above[:, list(base.axes)] >>= level
-        coords.append(np.unique(above, axis=0))
-    return PyramidPlan(base, place, about, changed is None, tuple(coords))
+    coords = tuple(
+        all_coords(base.counts(level)).astype(np.int64) if changed is None else base.above(changed, level)
+        for level in range(1, request.levels + 1)
+    )
+    return PyramidPlan(base, place, about, changed is None, coords)
 
 
 def begin_pyramid(session: Session, plan: PyramidPlan) -> None:
@@ -285,7 +321,7 @@ def write_levels(session: Session, plan: PyramidPlan, work: Work) -> None:
         for each in (level - 1, level):
             if each not in arrays:
                 arrays[each] = zarr.open_array(session.store, path=paths[each], mode="r+" if each else "r")
-        region = chunk_region(coords, base.variable.chunks, base.shape(level))
+        region = base.region(level, coords)
         finer = tuple(
             slice(2 * part.start, min(2 * part.stop, n)) if axis in base.axes else part
             for axis, (part, n) in enumerate(zip(region, base.shape(level - 1), strict=True))
@@ -309,8 +345,7 @@ def _read_base(session: Session, path: str, method: Method, dims: Sequence[str] 
     document = None if content is None else parse_document(content, f"{path}/zarr.json")
     if document is None or document["node_type"] != "array":
         raise NodeNotFoundError(f"there is no array /{path}")
-    if document["chunk_grid"]["name"] != "regular":
-        raise InvalidInputError(f"/{path} has the chunk grid {document['chunk_grid']['name']}, not a regular one")
+    check_grid(path, document)
     variable = ExistingArray(path, document).variable()
     names = list(document.get("dimension_names") or [])
     if dims is None:
@@ -328,7 +363,11 @@ def _read_base(session: Session, path: str, method: Method, dims: Sequence[str] 
             f"/{path} has {variable.dtype} values that are not plain floats. Their {method} is not defined: use "
             "method='nearest'"
         )
-    return _Base(path, document, variable, (axes[0], axes[1]))
+    grid = tuple(
+        ChunkLengths(chunk) if each.is_regular else each
+        for each, chunk in zip(parse_grid(document), variable.chunks, strict=True)
+    )
+    return _Base(path, document, variable, (axes[0], axes[1]), grid)
 
 
 def _find_changed(
@@ -341,14 +380,18 @@ def _find_changed(
     known = (parse_document(content, f"{place}/zarr.json").get("attributes") or {}).get(PYRAMID_KEY)
     if not isinstance(known, Mapping) or {k: known.get(k) for k in about} != dict(about):
         return None
-    stored = known.get("document")
-    ours = {k: v for k, v in base.document.items() if k != "shape"}
-    if not isinstance(stored, str) or json.loads(stored) != json.loads(json.dumps(ours)):
+    stored, lengths = known.get("document"), known.get("shape")
+    ours = {k: v for k, v in base.document.items() if k not in ("shape", "chunk_grid")}
+    theirs = json.loads(stored) if isinstance(stored, str) else {}
+    grid_before = theirs.pop("chunk_grid", None)
+    if grid_before is None or theirs != json.loads(json.dumps(ours)):
         return None
-    lengths = known.get("shape")
     if not isinstance(lengths, list) or any(lengths[axis] != base.variable.shape[axis] for axis in base.axes):
         return None
     if any(old > new for old, new in zip(lengths, base.variable.shape, strict=True)):
+        return None
+    first_new = _find_new_chunks(base, parse_grid({"chunk_grid": grid_before}), lengths)
+    if first_new is None:
         return None
     try:
         diff = repository.diff(from_snapshot_id=str(known.get("snapshot_id")), to_snapshot_id=str(session.snapshot_id))
@@ -361,12 +404,31 @@ def _find_changed(
         return None
     found = diff.chunk_coords.get(path)
     coords = np.zeros((0, len(lengths)), dtype=np.int64) if found is None else np.asarray(found, dtype=np.int64)
-    grid = np.array(grid_shape(base.variable.shape, base.variable.chunks), dtype=np.int64)
+    grid = np.array(base.counts(0), dtype=np.int64)
     coords = coords.reshape(-1, len(lengths))
+    if any(first < n for first, n in zip(first_new, base.counts(0), strict=True)):
+        every = all_coords(base.counts(0)).astype(np.int64)
+        coords = np.concatenate([coords, every[(every >= np.array(first_new)).any(axis=1)]])
     if lengths != list(base.variable.shape) and not len(coords):
         # It only grew: the levels grow too, at the last chunk.
         coords = (grid - 1).reshape(1, -1)
     return coords[(coords < grid).all(axis=1)]
+
+
+def _find_new_chunks(base: _Base, before: Sequence[ChunkLengths], shape: Sequence[int]) -> list[int] | None:
+    """The first chunk along each dimension that has other cells than before. None if everything has to be built."""
+    found = []
+    for axis, (old, new, n, count) in enumerate(zip(before, base.grid, shape, base.counts(0), strict=True)):
+        found.append(count)
+        if old == new:
+            continue
+        was, now = old.of(n), new.of(n)
+        differ = [index for index, pair in enumerate(zip(was, now, strict=False)) if pair[0] != pair[1]]
+        if (differ and axis in base.axes) or len(now) < len(was) or old.is_regular != new.is_regular:
+            return None
+        if differ:
+            found[-1] = differ[0]
+    return found
 
 
 def _write_metadata(session: Session, base: _Base, place: str, about: Mapping[str, Any], snapshot_id: str) -> None:
@@ -388,13 +450,15 @@ def _write_metadata(session: Session, base: _Base, place: str, about: Mapping[st
     attributes = {"multiscales": multiscales, PYRAMID_KEY: record}
     _write_document(session, place, {"zarr_format": 3, "node_type": "group", "attributes": attributes})
     for level in range(1, levels + 1):
-        shape = base.shape(level)
+        own = {**base.document, "shape": list(base.shape(level))}
+        if not base.is_regular:
+            own["chunk_grid"] = grid_document(base.chunks(level))
         _write_document(session, f"{place}/{level}", {"zarr_format": 3, "node_type": "group", "attributes": {}})
-        _write_document(session, f"{place}/{level}/{name}", {**base.document, "shape": list(shape)})
+        _write_document(session, f"{place}/{level}/{name}", own)
         view = zarr.open_group(session.store, path=f"{place}/{level}", mode="r+")
         for axis, dim in enumerate(dims):
-            own = run_blocking(session.state.fetch_document(f"/{folder}/{dim}" if folder else f"/{dim}"))
-            found = None if own is None else parse_document(own, f"{dim}/zarr.json")
+            text = run_blocking(session.state.fetch_document(f"/{folder}/{dim}" if folder else f"/{dim}"))
+            found = None if text is None else parse_document(text, f"{dim}/zarr.json")
             if found is None or found["node_type"] != "array" or list(found["shape"]) != [base.variable.shape[axis]]:
                 continue
             array = zarr.open_array(session.store, path=f"{folder}/{dim}" if folder else dim, mode="r")
@@ -493,7 +557,7 @@ def _check_image(session: Session, base: _Base, source: OpenSource, variable: So
     """Check that an array is equal to the image of a file. Return whether it consists of references to the file."""
     node = session.state.tree.array(f"/{base.path}")
     table = run_blocking(session.state.chunk_table(node))
-    if variable.not_virtual is None and variable.chunks == base.variable.chunks and len(table):
+    if variable.not_virtual is None and base.grid == as_lengths(variable.chunks) and len(table):
         theirs = source.references(variable)
         own = {session.state.context.containers.absolute(str(each)) for each in table.locations}
         is_same = bool((table.kind == ChunkKind.VIRTUAL).all()) and not len(theirs.by_value)
@@ -502,8 +566,8 @@ def _check_image(session: Session, base: _Base, source: OpenSource, variable: So
         if is_same and all(np.array_equal(getattr(table, c), getattr(theirs.table, c)) for c in columns):
             return True
     array = zarr.open_array(session.store, path=base.path, mode="r")
-    for coords in all_coords(grid_shape(base.variable.shape, base.variable.chunks)).tolist():
-        region = chunk_region(coords, base.variable.chunks, base.variable.shape)
+    for coords in all_coords(base.counts(0)).tolist():
+        region = base.region(0, coords)
         ours, theirs_values = np.asarray(array[region]), source.values(variable, region)
         if not np.array_equal(ours, theirs_values, equal_nan=ours.dtype.kind in "fc"):
             raise InvalidInputError(
@@ -517,15 +581,15 @@ def _write_overview(
     session: Session, base: _Base, path: str, source: OpenSource, overview: SourceVariable, *, by_reference: bool
 ) -> int:
     """Write a level, by reference if that is possible. Return the number of its chunks."""
-    sink, chunks = SessionSink(session), base.variable.chunks
-    coords = all_coords(grid_shape(overview.shape, chunks))
+    sink, chunks = SessionSink(session), base.chunks(1)
+    coords = all_coords(tuple(each.count(n) for each, n in zip(chunks, overview.shape, strict=True)))
     count = 0
     if by_reference and overview.not_virtual is None:
-        chunks = overview.chunks
+        chunks = as_lengths(overview.chunks)
         document = array_document(
             shape=overview.shape,
             dtype=overview.dtype,
-            chunks=chunks,
+            chunks=overview.chunks,
             codecs=overview.codecs,
             fill_value=overview.fill_value,
             attributes=base.document.get("attributes") or {},
@@ -536,6 +600,7 @@ def _write_overview(
         sink.write_table(path, references.table)
         coords, count = references.by_value, len(references.table)
     for each in coords.tolist():
-        region = chunk_region(each, chunks, overview.shape)
+        found = zip(each, chunks, overview.shape, strict=True)
+        region = tuple(slice(own.start(i), min(own.start(i + 1), n)) for i, own, n in found)
         sink.write_block(path, region, source.values(overview, region))
     return count + len(coords)
