@@ -13,6 +13,7 @@ from dask.delayed import delayed
 
 from icefloe.distributed import extract_session, merge_sessions
 from icefloe.errors import InvalidInputError
+from icefloe.model.zarr_document import parse_grid
 from icefloe.session.session import Session
 
 Region = tuple[slice, ...]
@@ -119,14 +120,14 @@ def _place(chunks: tuple[tuple[int, ...], ...], index: tuple[int, ...], start: t
 
 def _check_alignment(source: da.Array, target: zarr.Array[Any], start: tuple[int, ...]) -> None:
     """Check that no chunk holds two blocks. Their tasks would overwrite each other."""
-    widths = target.shards or target.chunks
-    for axis, (sizes, width, first) in enumerate(zip(source.chunks, widths, start, strict=True)):
-        inner = first + np.cumsum(sizes)[:-1]
-        if (inner % width).any():
+    grid = parse_grid(target.metadata.to_dict())
+    for axis, (sizes, lengths, first) in enumerate(zip(source.chunks, grid, start, strict=True)):
+        inner = np.asarray(first + np.cumsum(sizes)[:-1], dtype=np.int64)
+        if not np.isin(inner, lengths.starts(int(first + sum(sizes)))).all():
+            width = f"every {lengths}" if lengths.is_regular else f"of {lengths}"
             raise InvalidInputError(
                 f"along axis {axis} the blocks {sizes[:5]} of the source do not end at the chunks of "
-                f"{target.name or '/'} (every {width} elements): two tasks would write one chunk. Rechunk the source "
-                "first"
+                f"{target.name or '/'} ({width} elements): two tasks would write one chunk. Rechunk the source first"
             )
 
 

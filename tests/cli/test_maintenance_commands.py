@@ -89,6 +89,14 @@ def test_compact_merges_old_chunks(tmp_path: Path, capsys: pytest.CaptureFixture
         assert done["chunks"] == 4 and len(done["commits"]) == 1  # type: ignore[arg-type]
         found = zarr.open_array(icefloe.Repository.open(place).readonly_session("main").store, path="t", mode="r")
         assert found[:].tolist() == list(range(1, 11))
+        [listed] = answer(capsys, "ls", place)["children"]  # type: ignore[misc]
+        assert listed["chunk_shapes"] == [[4, 1, 1, 1, 1, 1, 1]] and listed["chunk_grid"] == [7]  # type: ignore[index]
+        assert main(["ls", place]) == 0 and "1 to 4" in capsys.readouterr().out
+        assert answer(capsys, "verify", place, "--decode")["clean"] is True
+    # The chunks may be fine, so this is no damage.
+    with zarr.config.set({"array.rectilinear_chunks": False}):
+        assert main(["verify", place, "--decode"]) == 1
+        assert "/t has the chunk grid 'rectilinear'" in capsys.readouterr().err
 
 
 def test_compact_and_rewrite(past: Past, place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,6 +228,25 @@ def test_the_best_estimate_has_the_newest_run_of_every_valid_time(tmp_path: Path
     assert repository.verify().is_clean
 
 
+@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="this zarr has regular grids only")
+def test_a_view_keeps_the_variable_chunks_of_the_other_dimensions() -> None:
+    repository = Repository.create(in_memory_storage())
+    values = np.arange(2.0 * 2 * 3).reshape(2, 2, 3)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        with repository.transaction("main", message="two runs") as store:
+            group = zarr.open_group(store, mode="w")
+            chunks = [[1, 1], [1, 1], [2, 1]]
+            names = ["time", "step", "x"]
+            group.create_array("t", shape=values.shape, chunks=chunks, dtype="f8", dimension_names=names)[:] = values
+            times = group.create_array("time", data=np.array([0, 6]), dimension_names=["time"])
+            times.attrs["units"] = "hours since 2024-01-01"
+            group.create_array("step", data=np.array([0, 6]), dimension_names=["step"]).attrs["units"] = "hours"
+        best_estimate(repository)
+        view = zarr.open_array(repository.readonly_session("main").store, path="best/t", mode="r")
+        np.testing.assert_array_equal(view[:], [values[0, 0], values[1, 0], values[1, 1]])
+        assert view.write_chunk_sizes == ((1, 1, 1), (2, 1))
+
+
 def test_a_view_that_cannot_be_made_of_references_is_refused(tmp_path: Path) -> None:
     for run in range(2):
         _write(tmp_path, run, 0, 0, 12)

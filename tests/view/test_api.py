@@ -15,6 +15,7 @@ from tests.view.samples import HOSTILE, Client, hostile, stored_temperature, tem
 import icefloe
 from icefloe import SpecVersion
 from icefloe.ingest.pyramid import pyramid_local
+from icefloe.model.zarr_document import ChunkLengths, as_lengths
 from icefloe.view.server import ViewServer
 from icefloe.view.slices import SliceRequest, plan_slice, touched
 from icefloe.view.web_app import ENDPOINTS
@@ -358,14 +359,16 @@ def test_an_overview_of_an_array_that_changed_is_not_used(change: str) -> None:
 
 
 def test_a_plan_stays_within_its_budget() -> None:
-    shape, chunks = (100, 40_000, 40_000), (1, 1000, 1000)
+    shape, chunks = (100, 40_000, 40_000), as_lengths((1, 1000, 1000))
     request = SliceRequest((1, 2), (5, 0, 0), ((0, 40_000), (0, 40_000)), (800, 1200))
     plan = plan_slice(shape, chunks, 4, request)
     assert plan.is_reduced and plan.decoded_bytes <= 128 << 20 and plan.wanted_steps == (50, 34)
     near = SliceRequest((1, 2), (5, 0, 0), ((2000, 4000), (2000, 4000)), (800, 1200))
     assert plan_slice(shape, chunks, 4, near).chunks == 4
     with pytest.raises(icefloe.InvalidInputError, match="one chunk"):
-        plan_slice((2**20, 2**20), (2**20, 2**20), 4, SliceRequest((0, 1), (0, 0), ((0, 9), (0, 9)), (9, 9)))
+        plan_slice(
+            (2**20, 2**20), as_lengths((2**20, 2**20)), 4, SliceRequest((0, 1), (0, 0), ((0, 9), (0, 9)), (9, 9))
+        )
 
 
 def test_the_number_of_touched_chunks_is_exact() -> None:
@@ -373,7 +376,25 @@ def test_the_number_of_touched_chunks_is_exact() -> None:
     for _ in range(500):
         length, chunk, step = (int(each) for each in rng.integers(1, 60, 3))
         first, end = sorted(int(each) for each in rng.integers(0, length + 1, 2))
-        assert touched(first, end, step, chunk) == len({i // chunk for i in range(first, end, step)})
+        for chunks in (ChunkLengths(chunk), ChunkLengths(tuple(rng.integers(1, chunk + 1, 9).tolist()))):
+            assert touched(first, end, step, chunks) == len({chunks.index(i) for i in range(first, end, step)})
+
+
+@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="this zarr has regular grids only")
+def test_an_array_with_chunks_of_different_lengths_is_shown() -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+    values = np.arange(90.0 * 4).reshape(90, 4)
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        with repo.transaction("main", message="months") as store:
+            array = zarr.create_array(store, name="t", shape=values.shape, chunks=[[31, 28, 31], [4]], dtype="f8")
+            array[:] = values
+        with ViewServer(repo) as server:
+            client = Client(server)
+            facts = client.get("node", path="/t")
+            assert facts["chunk_bounds"] == [[0, 31, 59, 90], [0, 4]] and facts["grid"] == [3, 1]
+            for index in (0, 30, 31, 58, 59, 89):
+                header, found = client.slice(path="/t", x=1, index=f"{index},0", width=4)
+                assert np.array_equal(found, values[index]) and header["chunks_read"] == 1
 
 
 def test_values_of_the_sample_are_what_they_claim() -> None:

@@ -147,6 +147,21 @@ def test_blocks_that_share_a_chunk_are_refused(repository: icefloe.Repository) -
         store_dask(sources=[da.ones(40, chunks=15)], targets=[array])
 
 
+@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="this zarr has regular grids only")
+def test_blocks_are_stored_along_the_chunks_of_a_variable_grid(repository: icefloe.Repository) -> None:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        session = repository.writable_session("main")
+        zarr.create_array(session.store, name="months", shape=(90,), chunks=[[31, 28, 31]], dtype="i8")
+        fork = session.fork()
+        array = zarr.open_array(fork.store, path="months")
+        with pytest.raises(icefloe.InvalidInputError, match="28 to 31 elements"):
+            store_dask(sources=[da.arange(90, chunks=30)], targets=[array])
+        with pytest.raises(icefloe.InvalidInputError, match="28 to 31 elements"):
+            store_dask(sources=[da.arange(59, chunks=((31, 28),))], targets=[array], regions=[(slice(31, 90),)])
+        session.merge(store_dask(sources=[da.arange(90, chunks=((31, 59),))], targets=[array]))
+        assert (zarr.open_array(session.store, path="months")[:] == np.arange(90)).all()
+
+
 def fill_row(fork: icefloe.ForkSession, row: int, value: int) -> icefloe.ForkSession:
     zarr.open_array(fork.store, path="a")[row] = value
     return fork

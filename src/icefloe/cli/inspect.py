@@ -43,7 +43,7 @@ from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, string_column
 from icefloe.model.snapshot import ArrayNode, Diff, Extents, ManifestFileInfo, Node, SnapshotInfo
 from icefloe.model.snapshot import Snapshot as SnapshotFile
-from icefloe.model.zarr_document import key_encoding, parent_path, parse_document
+from icefloe.model.zarr_document import as_lengths, key_encoding, parent_path, parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs
 from icefloe.session.session import Session
@@ -244,6 +244,8 @@ class NodeFacts:
     data_type: str | None = None
     shape: tuple[int, ...] = ()
     chunk_shape: tuple[int, ...] | None = None
+    chunk_shapes: tuple[int | tuple[int, ...], ...] | None = None
+    """The lengths of the chunks of a variable grid."""
     grid: tuple[int, ...] = ()
     dimension_names: tuple[str | None, ...] | None = None
 
@@ -261,9 +263,14 @@ class NodeFacts:
             "data_type": self.data_type,
             "shape": self.shape,
             "chunk_shape": self.chunk_shape,
+            **({} if self.chunk_shapes is None else {"chunk_shapes": self.chunk_shapes}),
             "chunk_grid": self.grid,
             "dimension_names": self.dimension_names,
         }
+
+    def chunks_text(self) -> str:
+        """The chunk lengths: `24×180`. Those of a variable grid are the shortest and the longest: `28 to 31×180`."""
+        return "×".join(map(str, as_lengths(self.chunk_shape or self.chunk_shapes or ())))
 
     def shape_text(self) -> str:
         """The shape, with dimension names if the array has them: `(time: 24, lat: 180)`."""
@@ -277,12 +284,15 @@ def node_facts(node: Node) -> NodeFacts:
     if not isinstance(node, ArrayNode):
         return NodeFacts(node.path, "group")
     document = parse_document(node.document)
+    name = document.get("chunk_grid", {}).get("name")
+    lengths = tuple(each.each for each in parse_grid(document)) if name == "rectilinear" else None
     return NodeFacts(
         path=node.path,
         kind="array",
         data_type=_data_type(document.get("data_type")),
         shape=node.shape,
         chunk_shape=_chunk_shape(document.get("chunk_grid", {})),
+        chunk_shapes=lengths,
         grid=node.grid,
         dimension_names=node.dimension_names,
     )
@@ -470,7 +480,7 @@ def _list_group(session: Session, start: str, *, json: bool) -> None:
         if facts.kind == "group":
             listing.add_row(Text(facts.name + "/", style="bold blue"), Text("group", style="dim"), "", "")
         else:
-            shape, chunks = Text(facts.shape_text(), style="green"), "×".join(map(str, facts.chunk_shape or ()))
+            shape, chunks = Text(facts.shape_text(), style="green"), facts.chunks_text()
             listing.add_row(Text(facts.name), Text(str(facts.data_type), style="cyan"), shape, chunks)
     stdout().print(listing) if children else stdout().print(Text("empty", style="dim"))
 

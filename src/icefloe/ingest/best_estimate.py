@@ -23,7 +23,7 @@ from icefloe.ingest.local_ingest import SessionSink
 from icefloe.ingest.zarr_documents import fill_attribute
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
-from icefloe.model.zarr_document import parse_document
+from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.session.references import set_table
 from icefloe.session.session import Session
@@ -282,9 +282,8 @@ def _choose(session: Session, document: Mapping[str, Any], path: str, axes: _Axe
     """The newest run for every valid time that a variable has chunks for."""
     dims = list(document["dimension_names"])
     run_axis, step_axis = dims.index(axes.time), dims.index(axes.step)
-    grid = document["chunk_grid"]
-    lengths = grid["configuration"]["chunk_shape"] if grid["name"] == "regular" else None
-    if lengths is None or (lengths[run_axis], lengths[step_axis]) != (1, 1):
+    grid = parse_grid(document)
+    if (grid[run_axis].longest, grid[step_axis].longest) != (1, 1):
         raise InvalidInputError(
             f"a chunk of /{path} has several runs or steps, so its reference cannot be part of a view. Rechunk it: "
             f"icefloe.spark.rechunk(spark, repo, {{{axes.time!r}: 1, {axes.step!r}: 1}})",
@@ -329,7 +328,6 @@ def _move(
         rest = [values[axis] for axis in kept]
         return [*rest[:first], new, *rest[first:]]
 
-    lengths = document["chunk_grid"]["configuration"]["chunk_shape"]
     attributes = dict(document.get("attributes") or {})
     named = [n for n in str(attributes.pop("coordinates", "")).split() if n not in ("valid_time", axes.step, axes.time)]
     if named:
@@ -337,7 +335,7 @@ def _move(
     changed = {
         **document,
         "shape": without(document["shape"], len(every)),
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": without(lengths, 1)}},
+        "chunk_grid": grid_document(without(parse_grid(document), ChunkLengths(1))),
         "dimension_names": without(dims, "valid_time"),
         "attributes": attributes,
     }

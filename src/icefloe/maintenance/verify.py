@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, SnapshotNotFoundError
+from icefloe.errors import (
+    FormatError,
+    IcefloeError,
+    NotFoundError,
+    ObjectNotFoundError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
 from icefloe.ids import ObjectId
 from icefloe.ledger.ledger import RefTargets
 from icefloe.maintenance.collect import list_all
@@ -112,6 +119,9 @@ class _Verification:
                 report_progress("decode chunks of refs", number, len(starts))
                 try:
                     self.damages += await undecodable_chunks(self.context, start)
+                except UnsupportedError:
+                    # A chunk grid that zarr does not use here is no damage.
+                    raise
                 except IcefloeError as error:
                     if not self.damages:  # otherwise the damage that prevents it is already reported
                         key = self.uncached.format.snapshot_key(start)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import zarr
 
 from icefloe.chunks.reader import ChunkLookup
+from icefloe.codec_pipeline import check_grid
 from icefloe.display.card import TextCardMixin, format_bytes, format_count
 from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import NodeId, ObjectId
@@ -24,6 +25,7 @@ from icefloe.manifests.chunk_columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, rows_below, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.model.status import Damage, DamageKind
+from icefloe.model.zarr_document import parse_document
 from icefloe.session.ancestry import (
     changed_batches,
     compare_nodes,
@@ -320,6 +322,7 @@ async def undecodable_chunks(context: RepositoryContext, snapshot_id: ObjectId) 
         if isinstance(node, ArrayNode):
             table = await session.state.chunk_table(node)
             rows = np.flatnonzero(table.kind != ChunkKind.VIRTUAL)
+            check_grid(node.path.strip("/"), parse_document(node.document))
             array = await asyncio.to_thread(zarr.open_array, session.store, path=node.path.strip("/"), mode="r")
             for row in rows.tolist():
                 damage = await asyncio.to_thread(_decode, array, table, row, node.path, snapshot_id, context)

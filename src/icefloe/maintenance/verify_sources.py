@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zarr
 
+from icefloe.codec_pipeline import check_grid
 from icefloe.display.card import format_count
 from icefloe.errors import IcefloeError, InvalidInputError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import ObjectId
@@ -27,6 +28,7 @@ from icefloe.maintenance.inventory import fetch_all_refs, open_uncached, report_
 from icefloe.maintenance.verify_checks import ManifestUse
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
 from icefloe.model.snapshot import ArrayNode, Manifest
+from icefloe.model.zarr_document import parse_document
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session import Session
 from icefloe.storage.contract import check_unchanged
@@ -340,6 +342,10 @@ class _Decoder:
     async def decode(self, snapshot_id: ObjectId, path: str, coords: Sequence[int]) -> str | None:
         """Decode one chunk. Returns why it cannot be decoded."""
         key = (snapshot_id, path)
+        if key not in self._arrays:
+            # If zarr does not use the grid here, the chunks may still be fine.
+            nodes = (await self._context.metadata_files.fetch_snapshot(snapshot_id)).nodes
+            check_grid(path.strip("/"), parse_document(nodes[path].document))
         try:
             if key not in self._arrays:
                 self._arrays[key] = asyncio.ensure_future(self._open(*key))

@@ -25,6 +25,7 @@ from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs, newest_commits
 from icefloe.session.session import Session
+from icefloe.tables.grids import chunk_lengths
 
 V = TypeVar("V")
 
@@ -356,6 +357,7 @@ def node_facts(viewed: ViewedRepository, snapshot_id: str, path: str) -> dict[st
     )
     return facts | {
         "chunk_shape": plain(document.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")),
+        "chunk_bounds": _chunk_bounds(node),
         "grid": [plain(count) for count in node.grid],
         "codecs": plain(document.get("codecs")),
         "fill_value": plain(document.get("fill_value")),
@@ -365,6 +367,18 @@ def node_facts(viewed: ViewedRepository, snapshot_id: str, path: str) -> dict[st
         "coordinates": coordinate_paths(session, node),
         "storage": array_sizes(viewed, session, node) if table_rows <= MOST_REFERENCES else None,
     }
+
+
+_MOST_BOUNDS = 1 << 16
+
+
+def _chunk_bounds(node: ArrayNode) -> list[list[int] | None] | None:
+    """Where the chunks of a variable grid begin and end along each dimension. None for a regular grid."""
+    lengths = chunk_lengths(node)
+    if all(each.is_regular for each in lengths):
+        return None
+    starts = [each.starts(n).tolist() for each, n in zip(lengths, node.shape, strict=True)]
+    return [[*each, n] if len(each) < _MOST_BOUNDS else None for each, n in zip(starts, node.shape, strict=True)]
 
 
 def fetch_document(session: Session, node: Node) -> dict[str, Any]:

@@ -31,7 +31,9 @@ from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinate, packing_of, unpack, unpacked_dtype
 from icefloe.ingest.pyramid import PYRAMID_KEY
 from icefloe.model.snapshot import ArrayNode, GroupNode
+from icefloe.model.zarr_document import ChunkLengths, as_lengths
 from icefloe.session.session import Session
+from icefloe.tables.grids import chunk_lengths
 from icefloe.view.revisions import (
     Cache,
     ViewedRepository,
@@ -118,25 +120,34 @@ class SlicePlan:
         return self.steps != self.wanted_steps
 
 
-def touched(first: int, end: int, step: int, chunk: int) -> int:
+def touched(first: int, end: int, step: int, chunks: ChunkLengths) -> int:
     """How many chunks of one dimension hold a value of a range.
 
-    >>> touched(0, 100, 1, 10), touched(5, 15, 1, 10), touched(0, 100, 25, 10), touched(0, 0, 1, 10)
+    >>> ten = ChunkLengths(10)
+    >>> touched(0, 100, 1, ten), touched(5, 15, 1, ten), touched(0, 100, 25, ten), touched(0, 0, 1, ten)
     (10, 2, 4, 0)
+    >>> touched(0, 90, 30, ChunkLengths((31, 28, 31)))
+    2
     """
     if end <= first:
         return 0
-    if step >= chunk:
+    if step >= chunks.longest:
         return len(range(first, end, step))
     last = first + (end - 1 - first) // step * step
-    return last // chunk - first // chunk + 1
+    if step > 1 and not chunks.is_regular:
+        return len(np.unique(chunks.indices(np.arange(first, end, step))))
+    return chunks.index(last) - chunks.index(first) + 1
 
 
 def plan_slice(
-    shape: Sequence[int], chunks: Sequence[int], item_bytes: int, request: SliceRequest, budget: int = BUDGET_BYTES
+    shape: Sequence[int],
+    chunks: Sequence[ChunkLengths],
+    item_bytes: int,
+    request: SliceRequest,
+    budget: int = BUDGET_BYTES,
 ) -> SlicePlan:
     """Decide what to read. Raises InvalidInputError if a single chunk is too large."""
-    chunk_bytes = math.prod(min(n, c) for n, c in zip(shape, chunks, strict=True)) * item_bytes
+    chunk_bytes = math.prod(min(n, c.longest) for n, c in zip(shape, chunks, strict=True)) * item_bytes
     if chunk_bytes > LARGEST_CHUNK_BYTES:
         raise InvalidInputError(
             f"one chunk of this array has {chunk_bytes:,} bytes when it is decoded. The viewer reads chunks of at most "
@@ -157,7 +168,7 @@ def plan_slice(
         found = counts()
         largest = found.index(max(found))
         # A step shorter than a chunk reads every chunk. The next one reads fewer.
-        steps[largest] = max(steps[largest] * 2, chunks[request.axes[largest]] + 1)
+        steps[largest] = max(steps[largest] * 2, chunks[request.axes[largest]].longest + 1)
     return _finish_plan(shape, chunks, item_bytes, request, tuple(steps), wanted, math.prod(counts()), chunk_bytes)
 
 
@@ -168,7 +179,7 @@ def _middle(step: int, first: int, end: int) -> int:
 
 def _finish_plan(
     shape: Sequence[int],
-    chunks: Sequence[int],
+    chunks: Sequence[ChunkLengths],
     item_bytes: int,
     request: SliceRequest,
     steps: tuple[int, ...],
@@ -188,15 +199,16 @@ def _finish_plan(
     values = math.prod(len(range(*each.indices(n))) for each, n in zip(selection, shape, strict=True))
     # The chunks are decoded anyway, so the neighbours along a slider are kept as far as they are in the same chunk.
     for axis in range(len(shape)):
-        if axis in by_axis or chunks[axis] < 2 or not values:
+        number = chunks[axis].index(request.index[axis])
+        start, length = chunks[axis].start(number), chunks[axis].length(number)
+        if axis in by_axis or length < 2 or not values:
             continue
         room = _SLAB_BYTES // (values * item_bytes)
         if room < 2:
             break
-        position, start = request.index[axis] % chunks[axis], request.index[axis] // chunks[axis] * chunks[axis]
-        part = min(room, chunks[axis])
-        begin = start + position // part * part
-        end = min(begin + part, start + chunks[axis], shape[axis])
+        part = min(room, length)
+        begin = start + (request.index[axis] - start) // part * part
+        end = min(begin + part, start + length, shape[axis])
         selection[axis], within[axis] = slice(begin, end, 1), request.index[axis] - begin
         values *= end - begin
     return SlicePlan(request.axes, tuple(selection), tuple(within), steps, wanted, count, count * chunk_bytes)
@@ -246,7 +258,7 @@ class SliceReader:
         if not opened.is_numeric:
             raise UnsupportedError(f"{opened.node.path} has values of type {opened.type_text}. The table shows them")
         shape = opened.node.shape
-        plan = plan_slice(shape, opened.chunk_shape, opened.item_bytes, request)
+        plan = plan_slice(shape, opened.chunks, opened.item_bytes, request)
         overview = self._choose_overview(opened, request, plan)
         if overview is not None:
             return self._read_overview(opened, request, plan, overview)
@@ -268,7 +280,7 @@ class SliceReader:
             "chunks_read": plan.chunks,
             "decoded_bytes": plan.decoded_bytes,
             "budget_bytes": BUDGET_BYTES,
-            "chunk_shape": [opened.chunk_shape[axis] for axis in plan.axes],
+            "chunk_shape": [opened.chunks[axis].longest for axis in plan.axes],
             "axes": [self.coordinate(opened, axis, plan.selection[axis]) | {"dimension": axis} for axis in plan.axes],
             "others": [
                 {"dimension": axis, "index": request.index[axis]}
@@ -297,7 +309,7 @@ class SliceReader:
         if inner is None:
             return self.read_slice(opened.snapshot_id, opened.node.path, replace(request, overviews=False))
         level = self.open(opened.snapshot_id, overview.path)
-        plan = plan_slice(level.node.shape, level.chunk_shape, level.item_bytes, inner)
+        plan = plan_slice(level.node.shape, level.chunks, level.item_bytes, inner)
         header, values = parse_answer(self.read_slice(opened.snapshot_id, overview.path, inner))
         size = 1 << overview.level
         starts = [overview.cell(plan.selection[axis].start) for axis in plan.axes]
@@ -311,7 +323,7 @@ class SliceReader:
             "steps": steps,
             "wanted_steps": [size, size],
             "window": [list(bounds) for bounds in request.window],
-            "chunk_shape": [level.chunk_shape[axis] * size for axis in plan.axes],
+            "chunk_shape": [level.chunks[axis].longest * size for axis in plan.axes],
             "axes": [
                 self.coordinate(opened, axis, cell) | {"dimension": axis}
                 for axis, cell in zip(plan.axes, cells, strict=True)
@@ -328,7 +340,7 @@ class SliceReader:
             raise InvalidInputError(
                 f"a table of {math.prod(sizes):,} cells was asked for, at most {MOST_TABLE_CELLS:,}"
             )
-        plan = plan_slice(opened.node.shape, opened.chunk_shape, opened.item_bytes, request)
+        plan = plan_slice(opened.node.shape, opened.chunks, opened.item_bytes, request)
         if plan.is_reduced:
             raise InvalidInputError("these cells are in too many large chunks. Ask for a smaller part of the table")
         stored = self.read(opened, plan.selection)
@@ -366,7 +378,7 @@ class SliceReader:
         coordinate = self.open(opened.snapshot_id, path)
         plan = plan_slice(
             coordinate.node.shape,
-            coordinate.chunk_shape,
+            coordinate.chunks,
             coordinate.item_bytes,
             SliceRequest((0,), (0,), ((selection.start, selection.stop),), (MOST_PIXELS,)),
         )
@@ -422,7 +434,8 @@ class OpenArray:
     node: ArrayNode
     array: zarr.Array[Any]
     attributes: Mapping[str, Any]
-    chunk_shape: tuple[int, ...]
+    chunks: tuple[ChunkLengths, ...]
+    """The lengths of what is decoded at once: the inner chunks of shards."""
     coordinates: tuple[str | None, ...]
 
     @property
@@ -495,17 +508,17 @@ def _open(session: Session, node: ArrayNode) -> OpenArray:
         node,
         array,
         fetch_document(session, node).get("attributes") or {},
-        _chunk_shape(array, node),
+        _decoded_chunks(array, node),
         tuple(coordinate_paths(session, node)),
     )
 
 
-def _chunk_shape(array: zarr.Array[Any], node: ArrayNode) -> tuple[int, ...]:
-    """The shape of what is decoded at once. Arrays with chunks of several lengths get the mean length."""
-    try:
-        return tuple(max(1, int(length)) for length in array.chunks)
-    except (NotImplementedError, AttributeError, TypeError):
-        return tuple(max(1, -(-length // max(count, 1))) for length, count in zip(node.shape, node.grid, strict=True))
+def _decoded_chunks(array: zarr.Array[Any], node: ArrayNode) -> tuple[ChunkLengths, ...]:
+    """The lengths of what is decoded at once. Shards of several lengths are decoded as a whole."""
+    lengths = chunk_lengths(node)
+    if all(each.is_regular for each in lengths):
+        return as_lengths(max(1, int(length)) for length in array.chunks)
+    return lengths
 
 
 def _text(value: Any) -> str | None:

@@ -559,9 +559,17 @@ async function showArrayCompare(context, state, body) {
   else await compareMaps(context, state, place, before, old, facts);
 }
 
+// The chunk of a cell along a dimension.
+export function chunkOf(node, k, index) {
+  const bounds = node.chunk_bounds?.[k];
+  const last = Math.max(0, (node.grid[k] || 1) - 1);
+  if (!bounds) return Math.min(Math.floor(index / (node.chunk_shape?.[k] || Math.ceil(node.shape[k] / (last + 1)) || 1)), last);
+  const next = bounds.findIndex((bound) => bound > index);
+  return next < 1 ? last : next - 1;
+}
+
 function chunkIndex(state) {
-  const shape = state.node.chunk_shape || [];
-  return state.index.map((index, k) => Math.min(Math.floor(index / (shape[k] || 1)), Math.max(0, (state.node.grid[k] || 1) - 1))).join(",");
+  return state.index.map((index, k) => chunkOf(state.node, k, index)).join(",");
 }
 
 async function defaultOld(context) {
@@ -648,7 +656,7 @@ async function compareMaps(context, state, place, before, old, facts) {
       }
       plots[2].colours = DIVERGING;
       plots[2].range = most ? [-most, most] : [-1, 1];
-      outlines = chunks.chunks && chunks.chunks.row ? { rows: chunks.chunks.row, columns: chunks.chunks.column, chunk: two.header.chunk_shape } : null;
+      outlines = chunks.chunks && chunks.chunks.row ? { rows: chunks.chunks.row, columns: chunks.chunks.column, chunk: two.header.chunk_shape, bounds: [state.node.chunk_bounds?.[state.y], state.node.chunk_bounds?.[state.x]] } : null;
       plots[2].outlines = outline.checked ? outlines : null;
       plots[2].setBase(new Block({ header: two.header, values }), keepView);
       bars[2].set(DIVERGING, plots[2].range);
@@ -677,7 +685,7 @@ async function showAbout(context, state, body) {
     ["Path", node.path],
     ["Type", node.data_type],
     ["Shape", state.rank ? state.names.map((name, k) => `${name}: ${node.shape[k]}`).join(", ") : "scalar"],
-    ["Chunks", node.chunk_shape ? `${node.chunk_shape.join(" × ")} (a grid of ${node.grid.join(" × ") || 1})` : "–"],
+    ["Chunks", node.chunk_shape ? `${node.chunk_shape.join(" × ")} (a grid of ${node.grid.join(" × ") || 1})` : node.chunk_bounds ? `of different lengths (a grid of ${node.grid.join(" × ")})` : "–"],
     ["Codecs", (node.codecs || []).map((codec) => (typeof codec === "object" ? `${codec.name}${codec.configuration ? ` ${JSON.stringify(codec.configuration)}` : ""}` : codec)).join(" → ")],
     ["Fill value", JSON.stringify(node.fill_value)],
     ["Manifests", String(node.manifests)],

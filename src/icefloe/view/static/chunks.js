@@ -2,7 +2,7 @@
 
 import { getJSON } from "./api.js";
 import { address, go, link } from "./app.js";
-import { axisChoice, sliders } from "./array.js";
+import { axisChoice, chunkOf, sliders } from "./array.js";
 import { category, css, table } from "./colours.js";
 import { bytes, h, plural, problem, replace, shortId, spinner } from "./dom.js";
 
@@ -25,7 +25,7 @@ export async function showChunks(context, state, body) {
   const place = h("div", { class: "chunkmap" }, spinner("Reading references…"));
   const legend = h("div", { class: "legend" });
   const tip = h("p", { class: "status", role: "status" }, " ");
-  const chunkState = { ...state, index: state.index.map((index, k) => Math.min(Math.floor(index / (state.node.chunk_shape?.[k] || 1)), Math.max(0, grid[k] - 1))) };
+  const chunkState = { ...state, index: state.index.map((index, k) => chunkOf(state.node, k, index)) };
   const choice = h("select", { "aria-label": "Colour by" }, ["kind", "size", "object", "commit"].map((name) => h("option", { value: name }, name)));
   choice.value = colour;
   choice.addEventListener("change", () => go(link("data", context.path, { ...address().params, view: "chunks", colour: choice.value, x: state.x, y: state.rank > 1 ? state.y : null })));

@@ -239,16 +239,17 @@ export class MapPlot {
     context.stroke(path);
   }
 
-  // Outlines of chunks: { rows, columns, chunk: [y, x], shape: [y, x] } in the chunk grid.
+  // Outlines of chunks: { rows, columns, chunk: [y, x], bounds: [y, x] } in the chunk grid. Bounds are those of chunks of different lengths.
   drawOutlines(context) {
-    const { rows, columns, chunk } = this.outlines;
+    const { rows, columns, chunk, bounds } = this.outlines;
+    const edge = (axis, number) => (bounds?.[axis]?.[number] ?? number * chunk[axis]) - 0.5;
     const { x, y } = this.base;
     context.strokeStyle = "rgba(20,20,20,.75)";
     context.setLineDash([4, 3]);
     context.lineWidth = 1.2;
     for (let k = 0; k < Math.min(rows.length, 4000); k++) {
-      const [left, top] = this.toPixel(x.toValue(columns[k] * chunk[1] - 0.5), y.toValue(rows[k] * chunk[0] - 0.5));
-      const [right, bottom] = this.toPixel(x.toValue((columns[k] + 1) * chunk[1] - 0.5), y.toValue((rows[k] + 1) * chunk[0] - 0.5));
+      const [left, top] = this.toPixel(x.toValue(edge(1, columns[k])), y.toValue(edge(0, rows[k])));
+      const [right, bottom] = this.toPixel(x.toValue(edge(1, columns[k] + 1)), y.toValue(edge(0, rows[k] + 1)));
       context.strokeRect(Math.min(left, right), Math.min(top, bottom), Math.abs(right - left), Math.abs(bottom - top));
     }
     context.setLineDash([]);
