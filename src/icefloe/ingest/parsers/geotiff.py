@@ -1,8 +1,12 @@
 """TIFF, GeoTIFF and cloud-optimised GeoTIFF, read with tifffile and, for most compressions, imagecodecs.
 
 Both are wheels without system libraries, and read ranges of remote files through a Python file, so that tiles can be
-referenced. Coordinates are those of GDAL: a tie point or transformation refers to a pixel's corner, or to its centre if
-the file declares pixels as points.
+referenced. Codecs of zarr decode segments (tiles and strips) that are uncompressed, or that use deflate, LZMA or zstd
+without a predictor. `icefloe.tiff` decodes the others. One segment of each image is decoded with this codec and with
+tifffile before any is referenced.
+
+Coordinates are those of GDAL: a tie point or transformation refers to a pixel's corner, or to its centre if the file
+declares pixels as points.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 import tifffile
 
+from icefloe.errors import FormatError
 from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.chunk_grids import ChunkRegion, all_coords, grid_shape, virtual_table
 from icefloe.ingest.parsers.registry import OpenSource, broken, check_inside
 from icefloe.ingest.source_model import References, SourceFile, SourceSchema, SourceVariable, summarise_coordinate
 from icefloe.ingest.zarr_documents import bytes_codec, fill_attribute, fill_value_document, json_value
 from icefloe.model.chunk_table import empty_table
+from icefloe.tiff_codec import CODEC_NAME as TIFF_CODEC
+from icefloe.tiff_codec import IMAGE_COMPRESSIONS, TiffCodec
 
 _CODECS: dict[int, dict[str, Any] | None] = {
     1: None,
@@ -32,7 +39,29 @@ _CODECS: dict[int, dict[str, Any] | None] = {
     50000: {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
     34926: {"name": "zstd", "configuration": {"level": 3, "checksum": False}},
 }
-"""TIFF compressions that a Zarr codec can decode."""
+"""TIFF compressions that a codec of zarr can decode, if there is no predictor."""
+_SEGMENTS = {
+    5: "lzw",
+    7: "jpeg",
+    8: "deflate",
+    32946: "deflate",
+    32773: "packbits",
+    33003: "jpeg2k",
+    33004: "jpeg2k",
+    33005: "jpeg2k",
+    34712: "jpeg2k",
+    34887: "lerc",
+    34925: "lzma",
+    34926: "zstd",
+    50000: "zstd",
+    34933: "png",
+    50001: "webp",
+    50002: "jpegxl",
+    52546: "jpegxl",
+}
+"""TIFF compressions that `icefloe.tiff` can decode."""
+_UNREADABLE = (tifffile.TiffFileError, ValueError, RuntimeError, OSError, IndexError, TypeError, KeyError)
+"""The exceptions of tifffile and imagecodecs for a segment that they cannot decode."""
 
 
 _MOST_POSITIONS = 1 << 24
@@ -90,8 +119,8 @@ class _Image:
 class GeoTiffSource(OpenSource):
     """The full-resolution image of every series. Overviews are not part of the schema, which reports them.
 
-    References: uncompressed, deflate, LZMA and zstd tiles or strips without predictor. By value: everything that
-    tifffile decodes.
+    References: the compressions in `_CODECS` and `_SEGMENTS`, with samples of whole bytes. By value: everything that
+    tifffile decodes. A strip or tile that is smaller than its chunk is read by value.
     """
 
     format = "tiff"
@@ -166,6 +195,8 @@ class GeoTiffSource(OpenSource):
             axis = variable.dims.index(image.y)
             ends = (coords[:, axis].astype(np.int64) + 1) * variable.chunks[axis]
             whole = ends <= variable.shape[axis]
+        if variable.codecs[0]["name"] == TIFF_CODEC:
+            whole &= self._decoded_equally(image, variable, offsets, lengths, present & whole)
         chosen = present & whole
         table = virtual_table(
             coords[chosen],
@@ -176,6 +207,41 @@ class GeoTiffSource(OpenSource):
             last_modified=self.file.last_modified,
         )
         return References(table, coords[present & ~whole])
+
+    def _decoded_equally(
+        self, image: _Image, variable: SourceVariable, offsets: Any, lengths: Any, candidates: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """The segments that the codec decodes as tifffile does, judged by one or two of them.
+
+        Some writers cut the tiles at the right and lower edges of an image. Then the last tile is smaller than its
+        chunk, and only tiles inside the image can be referenced.
+        """
+        coords = all_coords(grid_shape(variable.shape, variable.chunks)).astype(np.int64)
+        inside = ((coords + 1) * np.array(variable.chunks) <= np.array(variable.shape)).all(axis=1)
+        if not candidates.any() or self._is_decoded_equally(image, variable, offsets, lengths, candidates):
+            return np.ones(len(coords), dtype=bool)
+        inner = candidates & inside
+        is_equal = inner.any() and self._is_decoded_equally(image, variable, offsets, lengths, inner)
+        return inside if is_equal else np.zeros(len(coords), dtype=bool)
+
+    def _is_decoded_equally(
+        self, image: _Image, variable: SourceVariable, offsets: Any, lengths: Any, candidates: npt.NDArray[np.bool_]
+    ) -> bool:
+        """Whether the last candidate has the same values when tifffile decodes it."""
+        position = int(np.flatnonzero(candidates)[-1])
+        self._stream.seek(int(offsets[position]))
+        content = self._stream.read(int(lengths[position]))
+        pages = [p for p in image.stack.pages if p is not None]
+        page, index = divmod(position, len(candidates) // len(pages))
+        tables = {"jpegtables": pages[page].jpegtables} if int(image.page.compression) == 7 else {}
+        codec = TiffCodec.from_dict(dict(variable.codecs[0]))
+        try:
+            theirs, _, _ = image.page.decode(content, index, **tables)
+            ours = codec.decode_segment(content, variable.chunks, variable.dtype)
+        except (*_UNREADABLE, FormatError):
+            return False
+        is_same = ours.size == theirs.size and ours.dtype == theirs.dtype
+        return is_same and np.array_equal(ours.ravel(), theirs.ravel(), equal_nan=ours.dtype.kind in "fc")
 
     def values(self, variable: SourceVariable, region: ChunkRegion) -> npt.NDArray[Any]:
         image = self._find_image(variable.path)
@@ -234,7 +300,10 @@ def _describe(image: _Image) -> SourceVariable:
     fill = _nodata(page)
     if fill is not None:
         attributes["_FillValue"] = fill_attribute(dtype, fill)
-    codec = _CODECS.get(int(page.compression))
+    codecs, reason = _codecs_of(image)
+    if codecs and codecs[0]["name"] == TIFF_CODEC:
+        # The codec returns numbers, not bytes in the order of the file.
+        dtype = np.dtype(dtype).newbyteorder("<").str
     return SourceVariable(
         path=image.name,
         dims=dims,
@@ -243,19 +312,59 @@ def _describe(image: _Image) -> SourceVariable:
         chunks=chunks,
         attributes=attributes,
         fill_value=fill_value_document(dtype, fill),
-        codecs=(bytes_codec(dtype), *([codec] if codec else [])),
-        not_virtual=_not_virtual(page),
+        codecs=codecs or (bytes_codec(dtype),),
+        not_virtual=reason,
     )
 
 
-def _not_virtual(page: Any) -> str | None:
-    if int(page.compression) not in _CODECS:
-        return f"Zarr has no codec for the TIFF compression {page.compression.name}"
-    if int(page.predictor) != 1:
-        return f"Zarr has no codec for the TIFF predictor {page.predictor}"
-    if page.bitspersample % 8 or page.bitspersample != np.dtype(page.dtype).itemsize * 8 or page.fillorder != 1:
-        return f"samples of {page.bitspersample} bits are not whole bytes"
-    return None
+def _codecs_of(image: _Image) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The codecs of the segments of an image, and the reason if there are none."""
+    page, number = image.page, int(image.page.compression)
+    dtype = np.dtype(page.dtype).newbyteorder(page.parent.byteorder)
+    name = _SEGMENTS.get(number)
+    is_image = name in IMAGE_COMPRESSIONS
+    if page.dtype is None or dtype.kind not in "iufc":
+        return (), f"samples of the type {page.dtype} have no codec"
+    if not is_image and (page.bitspersample != dtype.itemsize * 8 or page.fillorder != 1):
+        return (), f"samples of {page.bitspersample} bits are not whole bytes in the usual order of bits"
+    if number in _CODECS and int(page.predictor) == 1:
+        plain = _CODECS[number]
+        return (bytes_codec(dtype.str), *([plain] if plain else [])), None
+    if name is None:
+        suffix = "" if number in _CODECS else f" {page.compression.name}"
+        return (), f"Zarr has no codec for the TIFF compression{suffix} with the predictor {page.predictor}"
+    if not is_image and int(page.predictor) not in (1, 2, 3):
+        return (), f"Zarr has no codec for the TIFF predictor {page.predictor}"
+    samples = page.samplesperpixel if page.planarconfig == 1 else 1
+    if name == "jpeg":
+        return _jpeg_codecs(image, samples)
+    if name == "lerc" and dtype.byteorder == ">":
+        return (), "tifffile does not read LERC data of big-endian files"
+    codec = TiffCodec(
+        name,
+        1 if is_image else int(page.predictor),
+        "big" if not is_image and dtype.byteorder == ">" and page.predictor != 3 else "little",
+        samples,
+    )
+    return (codec.to_dict(),), None
+
+
+def _jpeg_codecs(image: _Image, samples: int) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    page = image.page
+    tables = page.jpegtables
+    if page.bitspersample != 8:
+        return (), f"Zarr has no codec for JPEG data of {page.bitspersample} bits"
+    if page.jpegheader is not None or any(p.jpegtables != tables for p in image.stack.pages if p is not None):
+        return (), "its pages have different JPEG headers"
+    # tifffile returns YCbCr as RGB, and separate planes as grey.
+    space = output = None
+    if not page.extrasamples:
+        output = {2: 2, 5: 4, 6: 2}.get(int(page.photometric))
+        space = 2 if int(page.photometric) == 2 and not page.is_jfif else None
+    if page.planarconfig != 1:
+        output = 1
+    codec = TiffCodec("jpeg", samples=samples, jpeg_tables=tables or None, jpeg_color_space=space, jpeg_output=output)
+    return (codec.to_dict(),), None
 
 
 def _nodata(page: Any) -> Any:
