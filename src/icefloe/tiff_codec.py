@@ -291,7 +291,7 @@ class TiffCodec(ArrayBytesCodec):
         if len(data) != size_bytes:
             raise invalid_chunk(CODEC_NAME, f"it has {len(data)} bytes, and the shape {image} needs {size_bytes}")
         # The floating point predictor arranges bytes by their significance, whatever the byte order of the file is.
-        order = dtype if self.predictor == 3 else dtype.newbyteorder(self.byte_order)
+        order = dtype if self.predictor == 3 else dtype.newbyteorder(">" if self.byte_order == "big" else "<")
         # A copy, because chunks that zarr reads may be changed in place.
         values = np.frombuffer(data, order).astype(dtype).reshape(*image[:2], self.samples)
         if self.predictor == 1:

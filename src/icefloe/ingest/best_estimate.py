@@ -38,7 +38,10 @@ _UNITS_NS = {
 }
 _ALIASES = {"day": "days", "d": "days", "hour": "hours", "h": "hours", "hrs": "hours", "minute": "minutes"}
 _ALIASES |= {"min": "minutes", "second": "seconds", "s": "seconds"}
-_SHAPELESS = ("bytes", "blosc", "zstd", "gzip", "crc32c", "vlen-utf8", "vlen-bytes", "icefloe.grib", "icefloe.tiff")
+_SHAPELESS = (
+    *("bytes", "blosc", "zstd", "gzip", "crc32c", "vlen-utf8", "vlen-bytes"),
+    *("icefloe.grib", "icefloe.hdf5", "icefloe.tiff"),
+)
 """Codecs that do not depend on the number of dimensions of a chunk."""
 
 

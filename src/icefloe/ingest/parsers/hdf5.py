@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from icefloe.errors import IcefloeError, UnsupportedError
+from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
+from icefloe.hdf5_codec import Hdf5Codec
 from icefloe.ingest.access import SourceAccess, local_errors, local_path
 from icefloe.ingest.cf import decoded_dtype
 from icefloe.ingest.chunk_grids import (
@@ -80,35 +82,51 @@ def _scale_name(file: Any, scales: Any) -> str:
     return str(path.decode()).rsplit("/", 1)[-1]
 
 
-_UNSUPPORTED = {
-    4: "szip",
-    5: "nbit",
-    6: "scale-offset",
-    32000: "LZF",
-    32004: "LZ4 (HDF5's own framing)",
-    32008: "bitshuffle",
-    32013: "zfp",
-    32017: "SZ",
-}
+_UNSUPPORTED = {5: "nbit", 32013: "zfp", 32017: "SZ", 32024: "SZ3"}
+_FILTERS = {4: "szip", 6: "scaleoffset", 32000: "lzf", 32004: "lz4", 32008: "bitshuffle"}
+"""Filters that `icefloe.hdf5` undoes."""
 
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 
 
-def codecs_of(plist: Any, dtype: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """The codecs that decode a dataset's filters, and the reason if there are none."""
+def codecs_of(plist: Any, dtype: str, size_bytes: int) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """The codecs that decode a dataset's filters, and the reason if there are none.
+
+    `size_bytes` is the size of a chunk without filters.
+    """
     if dtype == "string":
         return TEXT_CODECS, None
     codecs: list[Mapping[str, Any]] = [bytes_codec(dtype)]
+    size: int | None = size_bytes
     for position in range(plist.get_nfilters()):
         number, _, values, name = plist.get_filter(position)
-        codec = _codec(number, values)
+        codec = _codec(number, values) if number != 2 or size is not None else None
+        if codec is None:
+            codec = _own_codec(number, values, size)
         if codec is None:
             label = _UNSUPPORTED.get(number, f"number {number} ({name.decode(errors='replace')})")
             return (codecs[0],), f"Zarr has no codec for the HDF5 filter {label}"
         if number != 2 or values[0] > 1:
             codecs.append(codec)
+        if number == 3 and size is not None:
+            size += 4
+        elif number != 2:
+            size = None
     return tuple(codecs), None
+
+
+def _own_codec(number: int, values: tuple[int, ...], size: int | None) -> Mapping[str, Any] | None:
+    """The codec `icefloe.hdf5` for a filter whose result has this size, or whose size is not fixed."""
+    name = "shuffle" if number == 2 else _FILTERS.get(number)
+    kept = {"szip": values, "scaleoffset": values, "shuffle": values[:1]}.get(name or "", ())
+    if name == "bitshuffle" and len(values) > 2:
+        # Two numbers of the version, element size, block size, compression, and the level of the compression.
+        kept = (*values[2:5], 0, 0)[:3]
+    try:
+        return None if name is None else Hdf5Codec(name, kept, size).to_dict()
+    except InvalidInputError:
+        return None
 
 
 def _codec(number: int, values: tuple[int, ...]) -> Mapping[str, Any] | None:
@@ -357,7 +375,6 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()
     shape = tuple(int(n) for n in dataset.shape)
-    codecs, filter_reason = codecs_of(plist, dtype)
     if layout == h5py.h5d.CHUNKED:
         chunks, kind = tuple(int(c) for c in dataset.chunks), "chunked"
     elif layout == h5py.h5d.CONTIGUOUS and plist.get_external_count() == 0:
@@ -367,6 +384,7 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
     else:
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
         not_virtual = not_virtual or "its data is in other files"
+    codecs, filter_reason = codecs_of(plist, dtype, math.prod(chunks) * dataset.dtype.itemsize)
     return SourceVariable(
         path=path,
         dims=dims,
