@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icefloe.manifests.cells import ArrayEdits, PartRef, box_array, cell_shape, overlapping_pairs
+from icefloe.manifests.cells import (
+    ArrayEdits,
+    PartRef,
+    box_array,
+    cell_shape,
+    in_boxes,
+    join_boxes,
+    overlapping_pairs,
+)
 from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.manifests.manifest_plan import (
     ManifestPlan,
@@ -320,6 +328,26 @@ def test_five_thousand_small_arrays_share_a_handful_of_manifests() -> None:
     assert len(plan.outputs) <= 2
     changed = repo.commit({keys[7]: ArrayEdits(table)})
     assert len(changed.outputs) <= 2 and len(changed.fetch) == 1
+
+
+Spans = st.tuples(st.integers(0, 5), st.integers(1, 3)).map(lambda span: (span[0], span[0] + span[1]))
+
+
+@given(st.integers(0, 3).flatmap(lambda ndim: st.lists(st.tuples(*[Spans] * ndim), max_size=12)), st.integers(0, 3))
+def test_joined_boxes_contain_the_same_chunks(boxes: list[Extents], ndim: int) -> None:
+    ndim = len(boxes[0]) if boxes else ndim
+    grid = np.stack(np.unravel_index(np.arange(8**ndim), (8,) * ndim), axis=1) if ndim else np.empty((1, 0))
+    coords = grid.astype(np.uint32)
+    expected = [any(all(a <= c < b for c, (a, b) in zip(row, box, strict=True)) for box in boxes) for row in coords]
+    assert in_boxes(coords, boxes).tolist() == expected
+    joined = join_boxes(boxes)
+    assert len(joined) <= len(boxes) and in_boxes(coords, joined).tolist() == expected
+    assert in_boxes(coords[::3], boxes).tolist() == expected[::3]
+
+
+def test_the_cells_of_a_grid_are_one_box() -> None:
+    cells = [((a, a + 2), (b, b + 5), (0, 3)) for a in range(0, 40, 2) for b in range(0, 50, 5)]
+    assert join_boxes(cells[::-1]) == (((0, 40), (0, 50), (0, 3)),)
 
 
 def test_untouched_manifests_count_towards_the_cardinality_of_their_set() -> None:

@@ -20,7 +20,7 @@ from icefloe.errors import FormatError, IcefloeError, NotFoundError, ObjectNotFo
 from icefloe.ids import NodeId, ObjectId
 from icefloe.maintenance.compact import REWRITTEN
 from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, is_among
-from icefloe.manifests.cells import bounding_box, in_box
+from icefloe.manifests.cells import bounding_box, in_boxes
 from icefloe.manifests.chunk_columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, rows_below, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
@@ -250,17 +250,26 @@ class VirtualFiles:
         if not len(rows):
             return
         assert table.location is not None
-        states = np.zeros((len(rows), 3), dtype=np.int64)
-        states[:, 0] = table.location[rows]
-        states[:, 1] = -1 if table.etag is None else table.etag[rows]
-        states[:, 2] = 0 if table.last_modified is None else table.last_modified[rows]
-        distinct, group, counts = np.unique(states, axis=0, return_inverse=True, return_counts=True)
-        ends = np.zeros(len(distinct), dtype=np.int64)
-        np.maximum.at(ends, group.reshape(-1), (table.offset[rows] + table.length[rows]).astype(np.int64))
-        for (code, etag, modified), count, end in zip(distinct.tolist(), counts.tolist(), ends.tolist(), strict=True):
+        # Rows of one state get one number. Columns that tables leave out, or that are constant, add nothing to it.
+        columns = [column[rows] for column in (table.location, table.etag, table.last_modified) if column is not None]
+        group, count = np.zeros(len(rows), dtype=np.int64), 1
+        for column in columns:
+            values, codes = np.unique(column, return_inverse=True)
+            if len(values) > 1:
+                distinct, group = np.unique(group * len(values) + codes.reshape(-1), return_inverse=True)
+                group, count = group.reshape(-1), len(distinct)
+        counts = np.bincount(group, minlength=count)
+        first = np.zeros(count, dtype=np.int64)
+        first[group[::-1]] = rows[::-1]
+        ends = np.zeros(count, dtype=np.int64)
+        np.maximum.at(ends, group, (table.offset[rows] + table.length[rows]).astype(np.int64))
+        for row, chunks, end in zip(first.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            etag = -1 if table.etag is None else int(table.etag[row])
+            modified = 0 if table.last_modified is None else int(table.last_modified[row])
             state = FileState(None if etag < 0 else str(table.etags[etag]), modified or None)
-            found = self.uses.setdefault(str(table.locations[code]), {}).setdefault(state, FileUse(path, snapshot_id))
-            found.chunks += count
+            location = str(table.locations[int(table.location[row])])
+            found = self.uses.setdefault(location, {}).setdefault(state, FileUse(path, snapshot_id))
+            found.chunks += chunks
             found.end = max(found.end, end)
 
 
@@ -423,9 +432,9 @@ async def true_log(uncached: UncachedRepository, snapshot_id: ObjectId, parent_i
 
 def _unlogged_chunks(logged: TransactionLog, node_id: NodeId, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """The chunks, in order, that a log neither lists nor has in a box."""
-    for box in logged.updated_boxes.get(node_id, ()):
-        if len(coords) and len(box) == coords.shape[1]:
-            coords = coords[~in_box(coords, box)]
+    boxes = [box for box in logged.updated_boxes.get(node_id, ()) if len(box) == coords.shape[1]]
+    if boxes and len(coords):
+        coords = coords[~in_boxes(coords, boxes)]
     listed = logged.updated_chunks.get(node_id)
     if listed is None or not len(coords) or listed.shape[1] != coords.shape[1]:
         return coords

@@ -140,6 +140,34 @@ def _join_along(boxes: Boxes, axis: int) -> Boxes:
     return result
 
 
+def join_boxes(boxes: Sequence[Extents]) -> tuple[Extents, ...]:
+    """The same chunks in fewer boxes: boxes that touch each other along one axis and are equal along the others.
+
+    The boxes of one array have the same rank. The parts of a distributed write mostly become one box.
+    """
+    if len(boxes) < 2 or not boxes[0]:
+        return tuple(boxes[:1])
+    joined = box_array(boxes, len(boxes[0]))
+    for axis in reversed(range(joined.shape[1])):
+        joined = _join_along(joined, axis)
+    return tuple(sorted(map(to_extents, joined)))
+
+
+def in_boxes(coords: npt.NDArray[np.uint32], boxes: Sequence[Extents]) -> npt.NDArray[np.bool_]:
+    """Which coordinates are inside of at least one box. The rows of `coords` are in lexicographic order."""
+    inside = np.zeros(len(coords), dtype=np.bool_)
+    for box in join_boxes(boxes):
+        first, end = 0, len(coords)
+        for axis, (low, high) in enumerate(box):
+            # Rows are in order, so that a box concerns a few neighbouring ones.
+            column = coords[first:end, axis]
+            first, end = first + int(np.searchsorted(column, low)), first + int(np.searchsorted(column, high))
+            if high - low > 1:
+                break
+        inside[first:end] |= in_box(coords[first:end], box)
+    return inside
+
+
 SLAB_MANIFESTS = 64
 """Manifests that are in memory together where references of an array are read one part after the other."""
 

@@ -18,7 +18,7 @@ from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
 from icefloe.ledger.ledger import Tip
-from icefloe.manifests.cells import Boxes, box_array, in_box, intersect, to_extents
+from icefloe.manifests.cells import Boxes, box_array, in_boxes, intersect, join_boxes, to_extents
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import (
@@ -321,10 +321,9 @@ async def chunks_in_boxes(
     found: dict[NodeId, npt.NDArray[np.uint32]] = {}
     for node in snapshot.nodes.values():
         if node.id in wanted and isinstance(node, ArrayNode):
-            boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ())]
-            found[node.id] = await _chunks_inside(
-                node, box_array([b for b in boxes if len(b) == len(node.grid)], len(node.grid)), lookup
-            )
+            ndim = len(node.grid)
+            boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ()) if len(box) == ndim]
+            found[node.id] = await _chunks_inside(node, box_array(join_boxes(boxes), ndim), lookup)
     return found
 
 
@@ -337,12 +336,7 @@ async def _chunks_inside(node: ArrayNode, boxes: Boxes, lookup: ChunkLookup) -> 
         if not len(near):
             continue
         coords = (await lookup.table(node, slab)).coords
-        inside = np.zeros(len(coords), dtype=np.bool_)
-        for box in near:
-            # Rows are in order, so that a box concerns a few neighbouring ones.
-            first, end = (0, len(coords)) if not len(box) else np.searchsorted(coords[:, 0], box[0])
-            inside[first:end] |= in_box(coords[first:end], to_extents(box))
-        parts.append(coords[inside])
+        parts.append(coords[in_boxes(coords, [to_extents(box) for box in near])])
     return np.concatenate(parts)
 
 

@@ -14,7 +14,15 @@ import numpy.typing as npt
 from icefloe.chunks.packs import PackBuilder, PackingPolicy, SealedPack
 from icefloe.formats.format import Format
 from icefloe.ids import NodeId, new_chunk_id
-from icefloe.manifests.cells import ClearedChunks, PartRef, bounding_box, filled_boxes, filter_box, intersect
+from icefloe.manifests.cells import (
+    ClearedChunks,
+    PartRef,
+    bounding_box,
+    filled_boxes,
+    filter_box,
+    intersect,
+    join_boxes,
+)
 from icefloe.manifests.chunk_columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
 from icefloe.model.chunk_table import (
     ChunkKind,
@@ -503,6 +511,7 @@ def summarise(base: Snapshot, changes: ChangeSet) -> ChangeSummary:
     boxes = {node_id: tuple(part.extents for part in parts) for node_id, parts in changes.parts.items()}
     for node_id, cleared in changes.cleared.items():
         boxes[node_id] = (*boxes.get(node_id, ()), *(each.extents for each in cleared))
+    boxes = {node_id: join_boxes(each) for node_id, each in boxes.items()}
     return ChangeSummary(new, deleted, updated, moved, edits, chunks, boxes)
 
 
