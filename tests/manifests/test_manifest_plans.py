@@ -330,6 +330,41 @@ def test_five_thousand_small_arrays_share_a_handful_of_manifests() -> None:
     assert len(changed.outputs) <= 2 and len(changed.fetch) == 1
 
 
+def test_a_chunk_of_a_small_array_rewrites_a_few_references_of_others() -> None:
+    repo = Repo(ManifestConfig())
+    keys = [repo.create(f"a{i:04}", (1000,)) for i in range(700)]
+    repo.commit({key: ArrayEdits(dense((1000,))) for key in keys})
+    counts = [repo.infos[m].num_chunk_refs for m in {r.manifest_id for n in repo.nodes.values() for r in n.manifests}]
+    assert sum(counts) == 700_000 and max(counts) <= 131_072 and len(counts) <= 8
+    changed = repo.commit({keys[400]: ArrayEdits(table_from_rows([((500,), reference())], 1))})
+    assert len(changed.outputs) == len(changed.fetch) == 1
+
+
+def test_a_larger_shared_manifest_of_earlier_releases_is_divided_when_it_is_touched() -> None:
+    repo = Repo(ManifestConfig(sets=(ManifestSet.default(split_size=None),), rules=()))
+    keys = [repo.create(f"a{i:04}", (1000,)) for i in range(300)]
+    repo.commit({key: ArrayEdits(dense((1000,))) for key in keys})
+    assert len({ref.manifest_id for node in repo.nodes.values() for ref in node.manifests}) == 1
+    repo.config = ManifestConfig()
+    for _ in range(2):
+        changed = repo.commit({keys[7]: ArrayEdits(table_from_rows([((3,), reference())], 1))})
+    assert len(changed.outputs) == 1
+    assert max(repo.infos[ref.manifest_id].num_chunk_refs for ref in repo.nodes[keys[7]].manifests) <= 131_072
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 9), st.booleans())
+def test_a_default_set_shares_up_to_its_shared_size(sizes: list[int], split: int, changed: bool) -> None:
+    limits = {"max_manifest_size": 50} if changed else {}
+    entry = ManifestSet.default(split_size=split, **limits)
+    assert entry.shared_size == (50 if changed else 8 * split)
+    config = ManifestConfig(sets=(entry,), rules=())
+    listed = [Package(bytes([i] * 8), f"/{i}", n, "default") for i, n in enumerate(sizes)]
+    bins = pack(listed, config, {})
+    assert Counter(p for b in bins for p in b.packages) == Counter(listed)
+    for packed in bins:
+        assert len(packed.packages) == 1 or sum(p.size for p in packed.packages) <= (entry.shared_size or 0)
+
+
 Spans = st.tuples(st.integers(0, 5), st.integers(1, 3)).map(lambda span: (span[0], span[0] + span[1]))
 
 

@@ -152,15 +152,18 @@ def _pack_set(packages: list[Package], entry: ManifestSet) -> tuple[list[Package
     ordered = sorted(sorted(packages, key=_PATH), key=_SIZE, reverse=True)
     if entry.arrays_per_manifest is not None:
         return [], _pair(ordered, entry.arrays_per_manifest)
-    assert entry.max_manifest_size is not None
-    limit = entry.max_manifest_size
-    oversized = [p for p in ordered if p.size > limit]
-    return oversized, _fit([p for p in ordered if p.size <= limit], limit)
+    assert entry.max_manifest_size is not None and entry.shared_size is not None
+    oversized = [p for p in ordered if p.size > entry.max_manifest_size]
+    return oversized, _fit(ordered[len(oversized) :], entry.shared_size)
 
 
 def _fit(ordered: Sequence[Package], limit: int) -> list[list[Package]]:
-    """Best fit decreasing: into the fullest bin with enough free space, found by bisection."""
-    bins: list[list[Package]] = []
+    """Best fit decreasing: into the fullest bin with enough free space, found by bisection.
+
+    A package that is larger than the limit is alone in its bin.
+    """
+    bins: list[list[Package]] = [[package] for package in ordered if package.size > limit]
+    ordered = ordered[len(bins) :]
     free: list[tuple[int, int]] = []  # (free space, -bin) so that among equals the first bin is the last entry
     for size, alike in groupby(ordered, key=_SIZE):
         waiting = list(alike)

@@ -29,6 +29,14 @@ A commit rewrites the changed cell (about ten bytes a reference, compressed) and
 (about sixty bytes a cell). For n references, their sum has its minimum near sqrt(6 n): 2,500 for a million, 25,000 for
 a hundred million. 16,384 is near the optimum for large arrays and keeps the number of requests of a cold read small.
 """
+SHARED_CELLS = 8
+"""Smaller arrays share a manifest up to the references of this number of cells.
+
+A commit to one of them rewrites all of it, so a smaller number makes small commits cheaper. Arrays that are filled from
+the same files share their locations, so a larger number makes commits to all of them cheaper. A commit that appends to
+175 arrays of 11,760 references takes 2.2 times the processor time with 1, 1.25 times with 4, and as much as in
+manifests of a million references with 8.
+"""
 
 Range = tuple[int | None, int | None]
 """Smallest and largest value, both included. None is no limit."""
@@ -54,7 +62,8 @@ class ManifestSet:
         The largest number of manifests in the set. None is no limit.
     split_size
         Arrays with more chunks than this have manifests of their own, one for each cell of their grid. None splits only
-        arrays that do not fit.
+        arrays that do not fit. In the default set, smaller arrays share manifests of at most eight times this number,
+        as long as `max_manifest_size` is not changed.
 
     Examples
     --------
@@ -95,6 +104,24 @@ class ManifestSet:
             "split_size": DEFAULT_SPLIT_SIZE,
         }
         return cls(DEFAULT_SET, **(values | changes))
+
+    @property
+    def shared_size(self) -> int | None:
+        """The largest number of references of a manifest that several arrays share. None is no limit.
+
+        It is `max_manifest_size`. A default set whose `max_manifest_size` was not changed fills shared manifests only
+        up to eight times `split_size`, so that a commit to a small array does not rewrite a million references of
+        other arrays.
+
+        Examples
+        --------
+        >>> ManifestSet.default().shared_size, ManifestSet.default(max_manifest_size=200_000).shared_size
+        (131072, 200000)
+        """
+        limit, split = self.max_manifest_size, self.split_size
+        if self.name != DEFAULT_SET or limit != DEFAULT_MAX_MANIFEST_SIZE or split is None:
+            return limit
+        return min(limit, SHARED_CELLS * split)
 
 
 ANY_PATH = ".*"
