@@ -3,9 +3,13 @@
 Run with `python -m benchmarks.scale_100m [--sizes 1e6 1e7 1e8] [--layouts one thousand] [--write]`. Every step runs in
 a new process on the same repository on local files. The table shows wall time, processor time, the highest memory of
 the process above what it had after its imports, and the requests and bytes that went to and came from storage.
-`--results FILE` keeps measurements, so that a long run can be continued and its sizes be run one by one. `--write`
-replaces the block of docs/performance.md and the picture. The official package is not part of this benchmark. It is in
-`benchmarks.published`, with sizes that it can finish.
+
+A long run can be done in pieces. `--results FILE` keeps measurements and adds to those that are there. `--folder PATH`
+keeps the repositories, so that a later call runs only `--steps` on them. A repository that is missing is filled first.
+`--missing` skips what the results have. `--write` replaces the block of docs/performance.md, the picture, and the
+cells that were measured in scale_100m.json. With `--sizes` and no number, it writes them from the results alone.
+
+The official package is not part of this benchmark. It is in `benchmarks.published`, with sizes that it can finish.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import datetime as dt
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -294,40 +299,77 @@ Results = dict[str, dict[str, Any]]
 """What was measured, by `layout/count/step`."""
 
 
-def run_all(layouts: list[str], sizes: list[int], steps: list[str], store: Path | None, limit: int) -> Results:
-    """Run steps for each layout and size. A step that fails or takes too long ends the steps of its repository."""
-    results: Results = json.loads(store.read_text()) if store is not None and store.exists() else {}
-    for layout in layouts:
-        for count in sizes:
-            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-                for step in steps:
-                    if step == "set + commit" and count > MOST_IN_SESSION:
-                        continue
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "benchmarks.scale_100m",
-                        "--child",
-                        layout,
-                        str(count),
-                        step,
-                        folder,
-                    ]
-                    try:
-                        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
-                    except subprocess.TimeoutExpired:
-                        print(f"{LAYOUTS[layout]}, {count:,}: {step}: stopped after {limit} s", flush=True)
-                        break
-                    if done.returncode:
-                        print(f"{LAYOUTS[layout]}, {count:,}: {step}: failed\n{done.stderr[-2000:]}", flush=True)
-                        break
-                    told = json.loads(done.stdout.strip().splitlines()[-1])
-                    told["load"], told["commit"] = os.getloadavg()[0], report.commit()
-                    results[f"{layout}/{count}/{step}"] = told
-                    print(f"{LAYOUTS[layout]:>12} {count:>12,}  {step:<30} {_line(told)}", flush=True)
-                    if store is not None:
-                        store.write_text(json.dumps(results, indent=1))
-    return results
+@dataclass(frozen=True)
+class Run:
+    """Which cells of the table are measured, and what is kept."""
+
+    layouts: list[str]
+    sizes: list[int]
+    steps: list[str]
+    store: Path | None = None
+    folder: Path | None = None
+    limit: int = 3600
+    only_missing: bool = False
+
+    def execute(self, results: Results) -> None:
+        """Run the steps for each layout and size, and add what they took to the results."""
+        for layout in self.layouts:
+            for count in self.sizes:
+                wanted = self._wanted(layout, count, results)
+                if not wanted:
+                    continue
+                if self.folder is not None:
+                    (below := self.folder / f"{layout}-{count}").mkdir(parents=True, exist_ok=True)
+                    self._execute(Case(below, layout, count), wanted, results)
+                    continue
+                with tempfile.TemporaryDirectory(prefix="bench-") as below:
+                    self._execute(Case(Path(below), layout, count), wanted, results)
+
+    def _wanted(self, layout: str, count: int, results: Results) -> list[str]:
+        """The steps to run. Without a folder, those before a missing one run again: it needs what they wrote."""
+        possible = [step for step in self.steps if step != "set + commit" or count <= MOST_IN_SESSION]
+        if not self.only_missing:
+            return possible
+        missing = [step for step in possible if f"{layout}/{count}/{step}" not in results]
+        if self.folder is not None or not missing:
+            return missing
+        return possible[: possible.index(missing[-1]) + 1]
+
+    def _execute(self, case: Case, steps: list[str], results: Results) -> None:
+        """Run steps on one repository. A step that fails or takes too long ends them."""
+        if not (case.folder / "repo").exists() and not FILLING.intersection(steps):
+            steps = ["set + commit in parts", *steps]
+        for step in steps:
+            title = f"{LAYOUTS[case.layout]:>12} {case.count:>12,}  {step:<30}"
+            # These two begin with an empty repository.
+            for name in ("repo", "parts") if step == "set + commit" else ("parts",):
+                shutil.rmtree(case.folder / name, ignore_errors=True)
+            command = [sys.executable, "-m", "benchmarks.scale_100m", "--child"]
+            command += [case.layout, str(case.count), step, str(case.folder)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=self.limit)
+            except subprocess.TimeoutExpired:
+                print(f"{title} stopped after {self.limit} s", flush=True)
+                return
+            if done.returncode:
+                print(f"{title} failed\n{done.stderr[-2000:]}", flush=True)
+                return
+            told = json.loads(done.stdout.strip().splitlines()[-1])
+            told["load"], told["commit"] = os.getloadavg()[0], report.commit()
+            results[f"{case.layout}/{case.count}/{step}"] = told
+            print(f"{title} {_line(told)}", flush=True)
+            if self.store is not None:
+                self.store.write_text(json.dumps(results, indent=1) + "\n")
+
+
+FILLING = frozenset({"set + commit", "set + commit in parts"})
+"""Steps that fill a repository."""
+
+
+def load_results(store: Path | None) -> Results:
+    """What earlier runs measured."""
+    found: Results = json.loads(store.read_text()) if store is not None and store.exists() else {}
+    return found
 
 
 def _line(told: dict[str, Any]) -> str:
@@ -398,8 +440,8 @@ def publish(results: Results, load: tuple[float, float, float]) -> None:
     loads = [told["load"] for told in results.values()]
     commits = sorted({told.get("commit", "unknown") for told in results.values()})
     text = (
-        f"{report.where_measured(load)} Other programs ran at the same time: the load was between {min(loads):.1f} and "
-        f"{max(loads):.1f}. Each step ran once, at commit {', '.join(commits)}.\n\n{table_of(results)}\n\n"
+        f"{report.where_measured(load)} During the steps, it was between {min(loads):.1f} and {max(loads):.1f}. Each "
+        f"step ran once, at commit {', '.join(commits)}.\n\n{table_of(results)}\n\n"
         "![Seconds and memory of each step over the number of references](images/growth.svg)"
     )
     report.replace_block(report.PAGE, "growth", text)
@@ -418,6 +460,10 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--steps", nargs="*", choices=STEPS, default=list(STEPS))
     parser.add_argument("--results", type=Path, help="a file to keep measurements in, and to continue from")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the repositories in this folder, and use those that are there"
+    )
+    parser.add_argument("--missing", action="store_true", help="run only what the results do not have")
     parser.add_argument("--limit", type=int, default=3600, help="seconds that a step may take  [default: 3600]")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md and its picture")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
@@ -428,10 +474,19 @@ def main() -> None:
         return
     load = os.getloadavg()
     sizes = [int(size) for size in arguments.sizes]
-    results = run_all(arguments.layouts, sizes, arguments.steps, arguments.results, arguments.limit)
+    results = load_results(arguments.results)
+    Run(
+        arguments.layouts,
+        sizes,
+        [step for step in STEPS if step in arguments.steps],
+        arguments.results,
+        arguments.folder,
+        arguments.limit,
+        arguments.missing,
+    ).execute(results)
     print(table_of(results))
     if arguments.write:
-        publish(results, load)
+        publish(load_results(FIGURES) | results, load)
 
 
 if __name__ == "__main__":

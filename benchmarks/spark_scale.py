@@ -1,6 +1,8 @@
 """Does a Spark job stay within bounds at scale? Many source files, many chunks in one plan, arrays larger than memory.
 
 Run with `python -m benchmarks.spark_scale [--sources 1000 10000 100000] [--chunks 1e5 1e6 1e7] [--gigabytes 0.25 2]`.
+An option without numbers leaves out its measurements. `--results FILE` adds what was measured to a file, so that a run
+can be done in pieces, and its tables show what all of them measured.
 
 * Sources: HDF5 files with one time each are ingested by reference. Each phase is timed: the list of files, the schemas
   that tasks read, the plan, the writing tasks, and the commit.
@@ -9,7 +11,8 @@ Run with `python -m benchmarks.spark_scale [--sources 1000 10000 100000] [--chun
   the Python workers is sampled while the job runs.
 
 Every measurement runs in a process of its own. The memory of the driver is its highest memory above that before the
-job, and that of a worker is the highest of any Python worker.
+job, and that of a worker is the highest of any Python worker. `cpu s` is the processor time of the driver, `tree cpu s`
+also that of the JVM and the Python workers.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.spark_tables import PeakMemory
+from benchmarks.spark_tables import PeakMemory, tree_cpu_seconds
 
 MIB = 1 << 20
 SIDE = 512
@@ -42,10 +45,11 @@ def peak_mb() -> float:
 
 @contextmanager
 def timed(facts: dict[str, float], name: str) -> Iterator[None]:
-    started, worked = time.perf_counter(), time.process_time()
+    started, worked, together = time.perf_counter(), time.process_time(), tree_cpu_seconds()
     yield
     facts[f"{name} s"] = facts.get(f"{name} s", 0) + time.perf_counter() - started
     facts[f"{name} cpu s"] = facts.get(f"{name} cpu s", 0) + time.process_time() - worked
+    facts[f"{name} tree cpu s"] = facts.get(f"{name} tree cpu s", 0) + tree_cpu_seconds() - together
 
 
 def time_calls(module: Any, function: str, facts: dict[str, float], name: str) -> None:
@@ -106,7 +110,9 @@ def ingest_sources(count: int, folder: Path) -> dict[str, float]:
         )
     facts["driver MB"] = peak_mb() - before
     facts["references"] = outcome.references
-    facts["rest s"] = facts["all s"] - sum(facts[f"{name} s"] for name in ("list", "schemas", "plan", "tasks"))
+    for unit in ("s", "cpu s", "tree cpu s"):
+        phases = sum(facts[f"{name} {unit}"] for name in ("list", "schemas", "plan", "tasks"))
+        facts[f"link and commit {unit}"] = facts[f"all {unit}"] - phases
     assert outcome.plan is not None
     check_sources(folder / "repo", list(outcome.plan.containers), count)
     spark.stop()
@@ -236,14 +242,39 @@ def in_child(what: str, *arguments: object) -> dict[str, float]:
     return facts
 
 
-def show(title: str, rows: list[dict[str, float]]) -> None:
+Results = dict[str, dict[str, float]]
+"""What was measured, by kind of measurement and its arguments."""
+
+
+def measure(results: Results, store: Path | None, what: str, *arguments: float) -> None:
+    """Run one measurement in a process of its own, print it, and add it to the results."""
+    given = [f"{argument:.15g}" for argument in arguments]
+    facts = results[" ".join([what, *given])] = in_child(what, *given)
+    shown = (f"{name} {_digits(value)}" for name, value in facts.items())
+    print(f"{what} {' '.join(given)}: {', '.join(shown)}", flush=True)
+    if store is not None:
+        store.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def show(title: str, results: Results, what: str) -> None:
+    """The measurements of one kind as a table, a column for each."""
+    keys = sorted(
+        (key for key in results if key.startswith(f"{what} ")), key=lambda key: list(map(float, key.split()[1:]))
+    )
+    if not keys:
+        return
+    names = list(dict.fromkeys(name for key in keys for name in results[key]))
+    rows = [["", *keys]]
+    rows += [[name, *(_digits(results[key][name]) if name in results[key] else "-" for key in keys)] for name in names]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print(f"\n{title}")
-    names = list(rows[0])
-    widths = [max(len(name), 10) for name in names]
-    print("  ".join(name.rjust(width) for name, width in zip(names, widths, strict=True)))
-    for row in rows:
-        cells = (f"{row[name]:,.0f}" if row[name] >= 1000 else f"{row[name]:.4g}" for name in names)
-        print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)), flush=True)
+    for name, *cells in rows:
+        aligned = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        print("  ".join([name.ljust(widths[0]), *aligned]), flush=True)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 CHILDREN: dict[str, Callable[..., dict[str, float]]] = {
@@ -258,19 +289,25 @@ def main() -> None:
     parser.add_argument("--sources", type=int, nargs="*", default=[1000, 10_000, 100_000])
     parser.add_argument("--chunks", type=float, nargs="*", default=[1e5, 1e6, 1e7])
     parser.add_argument("--gigabytes", type=float, nargs="*", default=[0.25, 2])
+    parser.add_argument("--results", type=Path, help="a file to keep measurements in, and to add to")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             print(json.dumps(CHILDREN[arguments.child[0]](*arguments.child[1:], Path(folder))))
         return
-    if arguments.sources:
-        show("Ingest by reference", [{"sources": count, **in_child("sources", count)} for count in arguments.sources])
-    if arguments.chunks:
-        show("Plans on the driver", [{"chunks": count, **in_child("chunks", count)} for count in arguments.chunks])
-    if arguments.gigabytes:
-        rows = [in_child("memory", size, mib) for mib in (16, 128) for size in arguments.gigabytes]
-        show("Arrays larger than the memory of a task", rows)
+    store: Path | None = arguments.results
+    results: Results = json.loads(store.read_text()) if store is not None and store.exists() else {}
+    for count in arguments.sources:
+        measure(results, store, "sources", count)
+    for count in arguments.chunks:
+        measure(results, store, "chunks", count)
+    for mib in (16, 128):
+        for size in arguments.gigabytes:
+            measure(results, store, "memory", size, mib)
+    show("Ingest by reference, by number of files", results, "sources")
+    show("Plans on the driver, by number of chunks", results, "chunks")
+    show("Arrays larger than the memory of a task, by gigabytes and MiB of task_bytes", results, "memory")
 
 
 if __name__ == "__main__":
