@@ -1,17 +1,21 @@
 """Archives of dozens of files of which few change each night, so that most of them are planned in runs.
 
-Every plan with runs is compared with a plan of each source, and the archive with a model of its files.
+Every plan with runs is compared with a plan of each source, and the archive with a model of its files. The files of a
+`LongArchive` follow each other in time. Those of a `GridArchive` have a cell of a grid each: a time, or the time, the
+step and the member of a forecast.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import netCDF4
 import numpy as np
@@ -316,6 +320,292 @@ class LongArchive:
     def live(self, nights: int = 4) -> RunCount:
         for slot in self.random.sample(range(10, 10 + self.first * 5 // 4), self.first):
             self.write(slot)
+        try:
+            self.sync()
+            for _ in range(nights):
+                self.night()
+            self.check_fresh()
+        except Exception as error:
+            raise AssertionError(f"{self.kind} {self.done}: {error}") from error
+        return self.count
+
+
+# -- archives with one file for every cell of a grid -------------------------------------------------------------------
+
+Cell: TypeAlias = tuple[int, ...]
+"""The numbers of the time, the step and the member of a file, as far as the archive has these dimensions."""
+_DIMS = ("time", "step", "member")
+_FIRST_DAY = dt.date(2000, 1, 1)
+
+
+@dataclass(frozen=True)
+class GridKind:
+    """What the files of an archive with one file for every cell of a grid are like."""
+
+    counts: tuple[int, ...]
+    """How many times, steps and members there are at first."""
+    chunks: tuple[int, ...]
+    """The chunk lengths of the archive by value."""
+    mode: Any = "native"
+    named: tuple[str, ...] = ()
+    """The dimensions whose coordinates are in the names of files only."""
+    scalar: bool = False
+    """Files have a scalar time, and no dimension."""
+    step_first: bool = False
+    """Names begin with the step."""
+    options: dict[str, Any] = field(default_factory=dict)
+    vanished: Any = "remove"
+    has_lead: bool = False
+    """Files have a variable that depends on the step only."""
+    has_valid: bool = False
+    """Files have a coordinate that depends on the time and the step."""
+    missing: float = 0.1
+    """The share of files that are missing at first."""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the joined dimension is found from scalar times."""
+        return self.scalar and self.chunks == (1,)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return _DIMS[: len(self.counts)]
+
+
+def draw_grid_kind(draw: random.Random) -> GridKind:
+    rank = draw.choice((1, 2, 2, 3))
+    dims = _DIMS[:rank]
+    mode = draw.choices(("native", "virtual", "mixed"), (4, 1, 1))[0]
+    named = draw.choice(((), (), dims, dims[:1], dims[1:]))
+    arranged = {"sort": {"y": draw.choice(("ascending", "descending"))}} if mode == "native" else {}
+    options: dict[str, Any] = draw.choice(
+        ({}, {}, {"tolerance": 0.01}, arranged, {"flip": dims[:1]}, {"sort": {dims[-1]: "ascending"}})
+    )
+    if mode == "native" and draw.random() < 0.2:
+        options = {**options, "longitudes": "-180..180"}
+    return GridKind(
+        ((24,), (10, 4), (6, 3, 2))[rank - 1],
+        tuple(draw.choice((1, 1, 2, 3)) for _ in dims),
+        mode,
+        named,
+        scalar=rank == 1 and not named and draw.random() < 0.4,
+        step_first=draw.random() < 0.3,
+        options=options,
+        vanished=draw.choice(("remove", "remove", "keep")) if mode == "native" else "remove",
+        has_lead=rank > 1 and not named and draw.random() < 0.3,
+        has_valid=rank > 1 and not named and draw.random() < 0.3,
+        missing=draw.choice((0.0, 0.1, 0.3)),
+    )
+
+
+class GridArchive:
+    """Files of single cells of a grid, a repository that follows them, and what the files say."""
+
+    def __init__(self, folder: Path, seed: int, kind: GridKind | None = None) -> None:
+        self.random = random.Random(f"grid archive {seed}")
+        self.folder = folder
+        self.kind = kind or draw_grid_kind(self.random)
+        dims = self.kind.dims
+        order = ("step", "time", "member") if self.kind.step_first else _DIMS
+        fields = {"time": "{time:%Y%m%d}", "step": "{step:3d}", "member": "{member:2d}"}
+        parts = [fields[d] if d in self.kind.named else "*" for d in order if d in dims]
+        self.options = IngestOptions(
+            mode=self.kind.mode,
+            concat_dims=tuple(d for d in dims if d not in self.kind.named) if not self.kind.is_found else None,
+            chunks=dict(zip(dims, self.kind.chunks, strict=True))
+            if self.kind.mode == "native" and not self.kind.is_found
+            else {},
+            allow_missing=True,
+            native_below_bytes=8,
+            pattern=f"f_{'_'.join(parts)}.nc" if self.kind.named else None,
+            **self.kind.options,
+        )
+        self.order = [d for d in order if d in dims]
+        self.repo = icefloe.Repository.create(icefloe.in_memory_storage())
+        self.files: dict[Cell, npt.NDArray[Any]] = {}
+        """What the file of a cell says, also of files that vanished and are kept."""
+        self.gone: set[Cell] = set()
+        self.ingested: dict[Cell, npt.NDArray[Any]] = {}
+        self.first = 10
+        self.clock = 1_000_000_000
+        self.count = RunCount()
+        self.done: list[str] = []
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def coordinate(self, dim: str, number: int) -> float:
+        """The coordinate of a file: the day, the hours of the step, or the member."""
+        return {"time": float(number), "step": 6.0 * number, "member": float(number)}[dim]
+
+    def path_of(self, cell: Cell) -> Path:
+        numbers = dict(zip(self.kind.dims, cell, strict=True))
+        texts = {"time": (_FIRST_DAY + dt.timedelta(numbers["time"])).strftime("%Y%m%d")}
+        texts |= {
+            dim: f"{int(self.coordinate(dim, n)):0{3 if dim == 'step' else 2}}"
+            for dim, n in numbers.items()
+            if dim != "time"
+        }
+        return self.folder / f"f_{'_'.join(texts[dim] for dim in self.order)}.nc"
+
+    def write(self, cell: Cell) -> None:
+        kind = self.kind
+        numbers = dict(zip(kind.dims, cell, strict=True))
+        own = [] if kind.scalar else [dim for dim in kind.dims if dim not in kind.named]
+        values = np.array([self.random.uniform(-90, 90) for _ in range(4)], "f4").reshape(2, 2)
+        path = self.path_of(cell)
+        path.unlink(missing_ok=True)
+        with netCDF4.Dataset(path, "w") as file:
+            for dim, length in (*((dim, 1) for dim in own), ("y", 2), ("lon", 2)):
+                file.createDimension(dim, length)
+            for dim in own or (["time"] if kind.scalar else []):
+                variable = file.createVariable(dim, "f8", (dim,) if own else ())
+                variable[...] = self.coordinate(dim, numbers[dim])
+                if dim == "time":
+                    variable.units = "days since 2000-01-01"
+            file.createVariable("y", "f8", ("y",))[:] = [2.0, 1.0]
+            file.createVariable("lon", "f8", ("lon",))[:] = [190.0, 10.0]
+            file.createVariable("mask", "i1", ("y", "lon"), fill_value=-1)[:] = [[0, 1], [1, 0]]
+            if kind.has_lead:
+                file.createVariable("lead", "f8", ("step",))[:] = self.coordinate("step", numbers["step"]) / 24
+            if kind.has_valid:
+                hours = numbers["time"] * 24 + self.coordinate("step", numbers["step"])
+                file.createVariable("valid", "f8", ("time", "step"))[:] = hours
+            chunks = None if kind.mode == "native" else (*(1 for _ in own), 2, 2)
+            data = file.createVariable("t", "f4", (*own, "y", "lon"), chunksizes=chunks)
+            if kind.has_valid:
+                data.coordinates = "valid"
+            data[...] = values.reshape(data.shape)
+        self.files[cell] = values
+        self.gone.discard(cell)
+        self.stamp(cell)
+
+    def stamp(self, cell: Cell) -> None:
+        self.clock += 10
+        os.utime(self.path_of(cell), (self.clock, self.clock))
+
+    def present(self) -> list[Cell]:
+        return sorted(cell for cell in self.files if cell not in self.gone)
+
+    def others(self) -> list[Cell]:
+        """All positions along the other dimensions than time."""
+        return list(itertools.product(*(range(n) for n in self.kind.counts[1:])))
+
+    # -- nights ---------------------------------------------------------------------------------------------------
+
+    def append(self) -> None:
+        """A new run of the model. The last steps may be late."""
+        others = self.others()
+        number = max(cell[0] for cell in self.files) + self.random.choice((1, 1, 2))
+        for other in others[: self.random.choice((len(others), max(1, len(others) - 1)))]:
+            self.write((number, *other))
+
+    def prepend(self) -> None:
+        number = min(cell[0] for cell in self.files) - 1
+        for other in self.others() if number >= 0 else ():
+            self.write((number, *other))
+
+    def insert(self) -> None:
+        numbers = range(min(cell[0] for cell in self.files), max(cell[0] for cell in self.files))
+        free = [
+            cell for cell in itertools.product(numbers, *map(range, self.kind.counts[1:])) if cell not in self.files
+        ]
+        if free:
+            self.write(self.random.choice(free))
+
+    def extend(self) -> None:
+        """A file with a step or a member that no other file has."""
+        if len(self.kind.counts) > 1:
+            cell = list(self.random.choice(self.present()))
+            axis = self.random.randrange(1, len(cell))
+            cell[axis] = max(each[axis] for each in self.files) + 1
+            self.write(tuple(cell))
+
+    def reissue(self) -> None:
+        self.write(self.random.choice(self.present()))
+
+    def remove(self) -> None:
+        cell = self.random.choice(self.present())
+        self.path_of(cell).unlink()
+        if self.kind.vanished == "keep" and cell in self.ingested:
+            self.files[cell] = self.ingested[cell]
+            self.gone.add(cell)
+        else:
+            del self.files[cell]
+
+    def touch(self) -> None:
+        self.stamp(self.random.choice(self.present()))
+
+    def edit(self) -> None:
+        """Somebody else changes a chunk. The next sync writes it again."""
+        if self.kind.mode != "native" or self.kind.vanished == "keep":
+            return
+        session = self.repo.writable_session("main")
+        array = zarr.open_array(session.store, path="t")
+        array[tuple(self.random.randrange(n) for n in array.shape)] = -1
+        session.commit("by hand")
+
+    def night(self) -> None:
+        steps = [self.append, self.insert, self.insert, self.reissue, self.remove, self.prepend, self.touch, self.edit]
+        for _ in range(self.random.randint(1, 3)):
+            chosen = self.random.choice([*steps, self.extend])
+            self.done.append(chosen.__name__)
+            chosen()
+        self.sync()
+
+    def _sync(self) -> Any:
+        return sync_local(str(self.folder / "f_*.nc"), self.repo, self.options, vanished=self.kind.vanished)
+
+    def sync(self) -> None:
+        with compared_plans(self.count):
+            result = self._sync()
+        if result.snapshot_id is not None:
+            check_catalogue(self.repo, result.plan)
+        self.ingested = dict(self.files)
+        self.check()
+        assert self._sync().snapshot_id is None, "a second sync has work to do"
+        self.done.append("sync")
+
+    # -- what the archive must be ---------------------------------------------------------------------------------
+
+    def read(self, repo: icefloe.Repository) -> xr.Dataset:
+        access = {f"file://{self.folder}/": None} if self.kind.mode != "native" else None
+        opened = icefloe.Repository.open(repo.storage, authorize_virtual_chunk_access=access) if access else repo
+        store = opened.readonly_session("main").store
+        return xr.open_zarr(store, consolidated=False, zarr_format=3, decode_timedelta=False, chunks=None).load()
+
+    def check(self) -> None:
+        """Compare the archive with the model."""
+        found, dims = self.read(self.repo), self.kind.dims
+        numbers = [sorted({cell[axis] for cell in self.files}) for axis in range(len(dims))]
+        for dim, own in zip(dims, numbers, strict=True):
+            expected: Any = [self.coordinate(dim, number) for number in own]
+            if dim == "time":
+                expected = [np.datetime64("2000-01-01") + np.timedelta64(number, "D") for number in own]
+            assert found[dim].values.tolist() == np.array(expected, found[dim].dtype).tolist()
+        values = np.full((*map(len, numbers), 2, 2), np.nan, "f4")
+        for cell, own_values in self.files.items():
+            values[tuple(n.index(i) for n, i in zip(numbers, cell, strict=True))] = own_values
+        if self.kind.options.get("sort", {}).get("y") == "ascending":
+            values = values[..., ::-1, :]
+        if "longitudes" in self.kind.options:
+            assert found.lon.values.tolist() == [-170.0, 10.0]
+        np.testing.assert_array_equal(found["t"].transpose(*dims, "y", "lon").values, values)
+
+    def check_fresh(self) -> None:
+        """Compare the archive with a new ingest of its files."""
+        if self.gone:
+            return
+        fresh = icefloe.Repository.create(icefloe.in_memory_storage())
+        ingest_local(str(self.folder / "f_*.nc"), fresh, self.options)
+        xr.testing.assert_identical(self.read(self.repo), self.read(fresh))
+        report = icefloe.Repository.open(self.repo.storage).verify()
+        assert report.is_clean, report
+
+    def live(self, nights: int = 4) -> RunCount:
+        times, *others = (range(n) for n in self.kind.counts)
+        for cell in itertools.product(range(self.first, self.first + len(times)), *others):
+            if self.random.random() >= self.kind.missing:
+                self.write(cell)
         try:
             self.sync()
             for _ in range(nights):

@@ -16,7 +16,7 @@ import xarray as xr
 import zarr
 import zstandard
 from tests.ingest.living_archives import LivingArchive
-from tests.ingest.long_archives import Kind, LongArchive
+from tests.ingest.long_archives import GridArchive, GridKind, Kind, LongArchive
 from tests.maintenance.test_expired_bases import Interrupted
 
 import icefloe
@@ -54,6 +54,36 @@ def test_a_long_archive_is_equal_to_a_new_ingest(tmp_path: Path, kind: Kind) -> 
     """Few of its files change, and most of the others are planned in runs."""
     count = LongArchive(tmp_path, 1, kind).live(nights=3)
     assert count.sources_in_runs > count.sources / 3, count
+
+
+GRIDS = (
+    GridKind((24,), (1,), named=("time",), options={"sort": {"y": "ascending"}}),
+    GridKind((24,), (3,), mode="virtual", named=("time",)),
+    GridKind((24,), (1,), scalar=True, options={"longitudes": "-180..180", "tolerance": 0.01}),
+    GridKind((10, 4), (1, 1), named=("time", "step"), missing=0.0),
+    GridKind((10, 4), (2, 3), has_lead=True, has_valid=True, options={"tolerance": 0.01}, missing=0.0),
+    GridKind((10, 4), (1, 2), step_first=True, vanished="keep"),
+    GridKind((10, 4), (1, 1), mode="mixed", options={"flip": ("time",)}),
+    GridKind((8, 3, 2), (1, 1, 1), named=("member",), missing=0.0),
+)
+
+
+@pytest.mark.parametrize("kind", GRIDS, ids=str)
+def test_an_archive_with_a_file_for_every_cell_of_a_grid_is_equal_to_a_new_ingest(
+    tmp_path: Path, kind: GridKind
+) -> None:
+    """Times and steps may be in names only, and most of the files that did not change are planned in runs."""
+    count = GridArchive(tmp_path, 5, kind).live(nights=2)
+    assert count.sources_in_runs > count.sources / 5, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_many_archives_with_files_for_cells_of_a_grid_are_equal_to_new_ingests(tmp_path: Path, part: int) -> None:
+    for seed in range(100 + 20 * part, 120 + 20 * part):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        GridArchive(folder, seed).live()
 
 
 @pytest.mark.slow

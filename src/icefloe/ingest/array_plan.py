@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -24,7 +24,6 @@ from icefloe.ingest.cf import (
 )
 from icefloe.ingest.chunk_grids import (
     Index,
-    Recipe,
     SourceBox,
     cut_cells,
     find_recipes,
@@ -580,11 +579,47 @@ def joined_lengths(array: ArrayPlan, grid: Sequence[ChunkLengths] | None = None)
 
 @dataclass(frozen=True, slots=True)
 class MovedSpan:
-    """Chunks [first, end) along one dimension that consist of the same cells as earlier chunks, `shift` further."""
+    """Chunks [first, end) along one joined dimension that consist of the same cells as earlier chunks.
 
+    They are `shift` further than the earlier ones.
+    """
+
+    axis: int
+    """The dimension, among the joined ones."""
     first: int
     end: int
     shift: int
+    position: Index = ()
+    """Their position along the other joined dimensions."""
+    former: Index = ()
+    """The position of the earlier chunks along the other joined dimensions."""
+
+    @property
+    def is_kept(self) -> bool:
+        return not self.shift and self.position == self.former
+
+    def pairs(self) -> Iterator[tuple[Index, Index]]:
+        """The position of every chunk, and the one of the earlier chunk."""
+        for index in range(self.first, self.end):
+            old = index - self.shift
+            yield (
+                (*self.position[: self.axis], index, *self.position[self.axis :]),
+                (*self.former[: self.axis], old, *self.former[self.axis :]),
+            )
+
+
+class _SpanTable:
+    """Chunks of spans along one dimension, by their position along the others."""
+
+    def __init__(self, axis: int, spans: Iterable[tuple[Index, int, int]]) -> None:
+        self._axis = axis
+        self._bounds: dict[Index, list[tuple[int, int]]] = {}
+        for others, first, end in spans:
+            self._bounds.setdefault(others, []).append((first, end))
+
+    def __contains__(self, position: Index) -> bool:
+        others = (*position[: self._axis], *position[self._axis + 1 :])
+        return any(first <= position[self._axis] < end for first, end in self._bounds.get(others, ()))
 
 
 def compare_chunks(
@@ -598,13 +633,16 @@ def compare_chunks(
     """Find the chunks of an array that can be kept or moved. `dirty` are those that somebody else wrote.
 
     `stored` is its zarr.json document. `spans` are known to consist of the same cells, and both grids are regular then.
-    Boxes that reach into spans are only looked at elsewhere.
+    They follow one dimension. Boxes that reach into spans are only looked at elsewhere.
     """
     old_lengths, new_lengths = joined_lengths(array, parse_grid(stored)), joined_lengths(array)
     before, after = find_recipes(old, old_lengths), find_recipes(new, new_lengths)
-    for span in spans:
-        _leave_out(before, span.first - span.shift, span.end - span.shift)
-        _leave_out(after, span.first, span.end)
+    axis = spans[0].axis if spans else 0
+    old_spans = _SpanTable(axis, ((s.former, s.first - s.shift, s.end - s.shift) for s in spans))
+    new_spans = _SpanTable(axis, ((s.position, s.first, s.end) for s in spans))
+    if spans:
+        before = {position: recipe for position, recipe in before.items() if position not in old_spans}
+        after = {position: recipe for position, recipe in after.items() if position not in new_spans}
     positions = {recipe: position for position, recipe in before.items() if position not in dirty}
     written, moved, kept = set(), {}, 0
     for position, recipe in after.items():
@@ -617,32 +655,27 @@ def compare_chunks(
             written.add(position)
     had = {*before}
     for span in spans:
-        if not span.shift:
-            again = {p for p in dirty if span.first <= p[0] < span.end}
-            kept += span.end - span.first - len(again)
-            written |= again
+        if span.is_kept and not dirty:
+            kept += span.end - span.first
             continue
-        had |= {(index - span.shift,) for index in range(span.first, span.end)}
-        for index in range(span.first, span.end):
-            if (index - span.shift,) in dirty:
-                written.add((index,))
+        for position, source in span.pairs():
+            had.add(source)
+            if source in dirty:
+                written.add(position)
+            elif position == source:
+                kept += 1
             else:
-                moved[index,] = (index - span.shift,)
+                moved[position] = source
     sizes = [n for dim, n in zip(array.dims, stored["shape"], strict=True) if dim in array.joined]
     had |= {position for position in dirty if _is_inside(position, old_lengths, sizes)}
     sizes = [n for dim, n in zip(array.dims, array.shape, strict=True) if dim in array.joined]
     cleared = {
         position
         for position in had - after.keys()
-        if _is_inside(position, new_lengths, sizes) and not any(s.first <= position[0] < s.end for s in spans)
+        if _is_inside(position, new_lengths, sizes) and position not in new_spans
     }
     return ArrayChanges(array, False, frozenset(written), moved, frozenset(cleared), kept)
 
 
 def _is_inside(position: Index, grid: Sequence[ChunkLengths], sizes: Sequence[int]) -> bool:
     return all(lengths.start(i) < n for i, lengths, n in zip(position, grid, sizes, strict=True))
-
-
-def _leave_out(recipes: dict[Index, Recipe], first: int, end: int) -> None:
-    for position in [p for p in recipes if first <= p[0] < end]:
-        del recipes[position]

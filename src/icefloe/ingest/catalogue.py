@@ -151,15 +151,16 @@ class SourceBatch:
                 coordinates={path: made.get(path, each) for path, each in schema.coordinates.items()},
                 digests={**schema.digests, **hashes},
             )
-        placed = self.template.placed
-        if self.starts:
-            placed = {
-                group: replace(
-                    each, extent={d: (int(self.starts[group, d][row]), n) for d, (_, n) in each.extent.items()}
-                )
-                for group, each in placed.items()
-            }
-        return CataloguedSource(file, placed, schema, self.columns[5][row], self.columns[6][row])
+        return CataloguedSource(file, self.placed(row), schema, self.columns[5][row], self.columns[6][row])
+
+    def placed(self, row: int) -> Mapping[str, Placement]:
+        """Return where one of the sources is, by group."""
+        if not self.starts:
+            return self.template.placed
+        return {
+            group: replace(each, extent={d: (int(self.starts[group, d][row]), n) for d, (_, n) in each.extent.items()})
+            for group, each in self.template.placed.items()
+        }
 
     def key(self) -> str:
         """Return a text that is equal for batches that can be one."""
@@ -226,7 +227,7 @@ def _split(
     hashes: dict[str, Sequence[str]] = {}
     parts: tuple[Any, ...] = ()
     if schema is not None:
-        along = {p for p, v in schema.variables.items() if any(rename.get(d, d) in joined for d in v.dims)}
+        along = joined_variables(schema, joined, rename)
         for path, each in schema.coordinates.items():
             if path in along and each.values is not None and each.values.dtype.kind in "biuf":
                 values[path] = each.values[None, :0]
@@ -246,6 +247,17 @@ def _split(
     template = CataloguedSource(file, placed, schema)
     batch = SourceBatch(template, (), dict.fromkeys(starts, np.zeros(0, np.int64)), values, hashes)
     return batch, (schema is None, number(own), parts)
+
+
+def joined_variables(schema: SourceSchema, joined: set[str], rename: Mapping[str, str]) -> set[str]:
+    """Return the paths of variables along joined dimensions. Those that files do not have are added to all data."""
+    dims = {path: {rename.get(d, d) for d in v.dims} for path, v in schema.variables.items()}
+    found = {path for path, own in dims.items() if own & joined}
+    if stacked := joined.difference(*dims.values()):
+        found |= {path for path, own in dims.items() if own and path not in schema.coordinates}
+        names = {path: path.rpartition("/")[2] for path, own in dims.items() if not own}
+        found |= {path for path, name in names.items() if rename.get(name, name) in stacked}
+    return found
 
 
 def _dtype(coordinate: Coordinate) -> str:
@@ -314,23 +326,38 @@ class SourceTable(Mapping[str, CataloguedSource]):
 
 @dataclass(frozen=True, slots=True)
 class SourceRun:
-    """Sources of a batch that follow each other along a dimension of a group. They are planned like one source."""
+    """Sources of a batch that follow each other along a dimension of a group. They are planned like one source.
+
+    They have the same cells along the other joined dimensions.
+    """
 
     batch: SourceBatch
     rows: npt.NDArray[np.intp]
     """Rows of the batch, in the order of their positions."""
     group: str
     dim: str
-    length: int
-    """The number of cells of each source along the dimension."""
+    values: npt.NDArray[Any]
+    """The coordinate along the dimension, as the sources have it: one row of the table for each of them."""
+    leader: int
+    """The row of the batch whose source is the first one among the sorted names."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
+    def length(self) -> int:
+        """The number of cells of each source along the dimension."""
+        return int(self.values.shape[1])
+
+    @property
     def start(self) -> int:
         """The first cell in the last sync."""
         return int(self.batch.starts[self.group, self.dim][self.rows[0]])
+
+    def former(self, dim: str) -> tuple[int, int]:
+        """Return the first cell of each source along another joined dimension in the last sync, and its cells."""
+        length = self.batch.template.placed[self.group].extent[dim][1]
+        return int(self.batch.starts[self.group, dim][self.rows[0]]), length
 
     @property
     def urls(self) -> list[str]:

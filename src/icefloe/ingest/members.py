@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -33,7 +34,7 @@ from icefloe.ingest.source_model import (
     named_by,
     summarise_coordinate,
 )
-from icefloe.ingest.sources import IngestOptions, NamedValues, name_values
+from icefloe.ingest.sources import IngestOptions, NamedValues, in_natural_order, name_values
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 
@@ -64,6 +65,10 @@ class Member:
     def count(self) -> int:
         """The number of files."""
         return 1 if self.run is None else len(self.run)
+
+    def run_along(self, dim: str) -> SourceRun | None:
+        """The run, if its sources follow each other along a dimension."""
+        return self.run if self.run is not None and self.run.dim == dim else None
 
     def cut(self, dim: str, first: int, end: int) -> Member:
         """The part [first, end) of the file along a dimension."""
@@ -137,43 +142,54 @@ def split_datasets(schemas: Sequence[tuple[int, SourceSchema]], options: IngestO
     return datasets
 
 
-def with_runs(members: Sequence[Member], runs: Mapping[str, Sequence[SourceRun]], group: str) -> list[Member]:
-    """Replace the members that stand for runs of a group by one member for each run. `runs` are by URL."""
+def with_runs(members: Sequence[Member], runs: Mapping[str, SourceRun], group: str) -> list[Member]:
+    """Replace the members that lead runs of a group by members with the cells of all sources. `runs` are by URL."""
     found: list[Member] = []
     for member in members:
-        own = [run for run in runs.get(member.file.url, ()) if run.group == group]
-        found += [_run_member(member, run) for run in own] if own else [member]
+        run = runs.get(member.file.url)
+        found.append(_run_member(member, run) if run is not None and run.group == group else member)
     return found
 
 
 def _run_member(member: Member, run: SourceRun) -> Member:
-    """Return a member with the cells of all sources of a run. The given one is a source of its batch."""
+    """Return a member with the cells of all sources of a run. The given one is that of its leader."""
     along = {name for name, variable in member.variables.items() if run.dim in variable.dims}
-    variables = dict(member.variables)
+    variables, coordinates = dict(member.variables), dict(member.coordinates)
     for name in along:
-        variable = variables[name]
-        shape = (len(run) * variable.shape[0], *variable.shape[1:])
-        variables[name] = replace(variable, shape=shape)
-    coordinates = dict(member.coordinates)
-    columns = dict(_columns(member, run))
-    for name in coordinates:
-        if name in columns and (name in along or name == run.dim):
-            coordinates[name] = _summary(run.batch.values[columns[name]][run.rows].reshape(-1))
-    return replace(
-        member,
-        file=run.file(0),
-        variables=variables,
-        coordinates=coordinates,
-        digests={name: digest for name, digest in member.digests.items() if name not in along},
-        run=run,
-    )
+        variables[name] = _repeated_along(variables[name], run)
+    for name, path in _columns(member, run, run.batch.values):
+        if name in along and name != run.dim:
+            coordinates[name] = _summary(_joined_rows(run.batch.values[path][run.rows], member.variables[name], run))
+    own = member.variables.get(run.dim)
+    order = None if own is None else own.order.get(run.dim)
+    coordinates[run.dim] = _summary((run.values if order is None else run.values[:, order]).reshape(-1))
+    digests = {name: digest for name, digest in member.digests.items() if name not in along}
+    for name, path in _columns(member, run, run.batch.hashes):
+        every = [run.batch.hashes[path][row] for row in run.rows.tolist()]
+        if name in along or len({*every}) > 1:
+            arranged = member.digests[name].removeprefix(run.batch.hashes[path][run.leader])
+            digests[name] = hashlib.blake2b(" ".join(every).encode(), digest_size=16).hexdigest() + arranged
+    return replace(member, file=run.file(0), variables=variables, coordinates=coordinates, digests=digests, run=run)
 
 
-def _columns(member: Member, run: SourceRun) -> Iterator[tuple[str, str]]:
-    """Return the target name and the path of every coordinate that differs between the sources of a run."""
-    paths = {variable.path: name for name, variable in member.variables.items()}
-    for path in run.batch.values:
-        if (name := paths.get(path, paths.get(f"/{path}"))) is not None:
+def _repeated_along(variable: SourceVariable, run: SourceRun) -> SourceVariable:
+    """Return a variable of one source of a run with the cells of all of them."""
+    lengths = zip(variable.dims, variable.shape, strict=True)
+    return replace(variable, shape=tuple(n * len(run) if dim == run.dim else n for dim, n in lengths))
+
+
+def _joined_rows(rows: npt.NDArray[Any], variable: SourceVariable, run: SourceRun) -> npt.NDArray[Any]:
+    """Return the values of a coordinate of all sources of a run, in the order of the cells of one array."""
+    axis = variable.dims.index(run.dim)
+    parts = np.moveaxis(rows.reshape(len(run), *variable.shape), 0, axis)
+    return np.ascontiguousarray(parts).reshape(-1)
+
+
+def _columns(member: Member, run: SourceRun, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Return the target name and the path of every variable of which the batch of a run has a column."""
+    names = {variable.path: name for name, variable in member.variables.items()}
+    for path in paths:
+        if (name := names.get(path, names.get(f"/{path}"))) is not None:
             yield name, path
 
 
@@ -182,12 +198,12 @@ def _summary(values: npt.NDArray[Any]) -> Coordinate:
     return replace(summarise_coordinate(values), values=values)
 
 
-def find_step(entries: Sequence[tuple[Coordinate, list[Member]]]) -> float | None:
+def find_step(entries: Sequence[tuple[Coordinate, list[Member]]], dim: str) -> float | None:
     """The usual distance between neighbours: within files, or between files with one value each."""
     steps: list[Any] = []
     firsts: list[Any] = []
     for coordinate, group in entries:
-        run = group[0].run
+        run = group[0].run_along(dim)
         if run is None or coordinate.values is None:
             steps += [abs(coordinate.step)] if coordinate.step else []
             firsts.append(coordinate.first)
@@ -204,10 +220,10 @@ def find_step(entries: Sequence[tuple[Coordinate, list[Member]]]) -> float | Non
 
 
 def gaps_within(
-    coordinate: Coordinate, member: Member, dim: str, step: float | None, units: str | None, calendar: str
+    coordinate: Coordinate, group: Sequence[Member], dim: str, step: float | None, units: str | None, calendar: str
 ) -> list[str]:
-    """Notes about gaps between the files of a run."""
-    run = member.run
+    """Notes about gaps between the files of runs with the same coordinate."""
+    run = group[0].run_along(dim)
     if run is None or coordinate.values is None or not step:
         return []
     rows = coordinate.values.reshape(len(run), run.length)
@@ -215,9 +231,16 @@ def gaps_within(
     found = []
     for index in np.flatnonzero(distance > 1.5 * step).tolist():
         ends, starts = (format_coordinate(v.item(), units, calendar) for v in (rows[index, -1], rows[index + 1, 0]))
-        pair = f"{run.file(index).name} ends at {ends}, {run.file(index + 1).name} starts at {starts}"
+        pair = f"{name_of(group, dim, index)} ends at {ends}, {name_of(group, dim, index + 1)} starts at {starts}"
         found.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
     return found
+
+
+def name_of(group: Sequence[Member], dim: str, index: int) -> str:
+    """Return the name of a file of members with the same coordinate. `index` is its position in their runs."""
+    files = [member.file if (run := member.run_along(dim)) is None else run.file(index) for member in group]
+    first = in_natural_order([file.url for file in files])[0] if len(files) > 1 else files[0].url
+    return next(file.name for file in files if file.url == first)
 
 
 def _named_coordinates(
@@ -304,7 +327,7 @@ def _arranged(member: Member, options: IngestOptions, shared: dict[Any, Any]) ->
 def _arrange(member: Member, dim: str, size: int, options: IngestOptions) -> _Arrangement | None:
     """How the cells of a file are used along a dimension. None if they are used as they are."""
     coordinate, variable = member.coordinates.get(dim), member.variables.get(dim)
-    is_wrapped = options.longitudes is not None and _is_longitude(dim, variable)
+    is_wrapped = options.longitudes is not None and is_longitude(dim, variable)
     if dim not in options.sort and dim not in options.flip and not is_wrapped:
         return None
     order = np.arange(size)[:: -1 if dim in options.flip else 1]
@@ -355,7 +378,8 @@ def _arrange(member: Member, dim: str, size: int, options: IngestOptions) -> _Ar
 _EAST = frozenset({"degrees_east", "degree_east", "degrees_e", "degree_e", "degreese", "degreee"})
 
 
-def _is_longitude(name: str, variable: SourceVariable | None) -> bool:
+def is_longitude(name: str, variable: SourceVariable | None) -> bool:
+    """Return whether a coordinate has longitudes, as its name, its units or its standard name say."""
     attributes = {} if variable is None else variable.attributes
     units, standard_name = str(attributes.get("units", "")).lower(), attributes.get("standard_name")
     return units in _EAST or standard_name == "longitude" or name.lower() in ("lon", "longitude", "long")
@@ -371,12 +395,48 @@ def _check_longitudes(member: Member, options: IngestOptions) -> None:
     for name, variable in member.variables.items() if options.longitudes is not None else ():
         own = variable.dims[0] if variable.dims else None
         is_bounds = own is not None and name == _bounds_of(member, own)
-        if variable.dims != (name,) and not is_bounds and _is_longitude(name, variable):
+        if variable.dims != (name,) and not is_bounds and is_longitude(name, variable):
             raise InvalidInputError(
                 f"the longitudes {name!r} of {member.file.url} have the dimensions {variable.dims}. Only longitudes "
                 "of a dimension are converted: use preprocess",
                 url=member.file.url,
             )
+
+
+def stack_members(members: Sequence[Member], dim: str) -> list[Member]:
+    """The members with the new dimension `dim` as the first dimension of their data. Similar ones share variables."""
+    shared: dict[tuple[int, int], tuple[SourceVariable, SourceVariable]] = {}
+    return [_stack_member(member, dim, shared) for member in members]
+
+
+def _stack_member(
+    member: Member, dim: str, shared: dict[tuple[int, int], tuple[SourceVariable, SourceVariable]]
+) -> Member:
+    count = 1 if (run := member.run_along(dim)) is None else len(run)
+    variables = dict(member.variables)
+    for name, variable in member.variables.items():
+        is_own = name == dim and variable.dims == ()
+        # Coordinates of the grid, such as two-dimensional latitudes, are the same in every file.
+        if is_own or (variable.dims and name not in member.coordinates):
+            key = (id(variable), count)
+            if key not in shared:
+                # The variable is kept too, or its id could be reused.
+                shared[key] = _stacked(variable, dim, count), variable
+            variables[name] = shared[key][0]
+    return replace(member, variables=variables)
+
+
+def _stacked(variable: SourceVariable, dim: str, count: int) -> SourceVariable:
+    turned = any(codec["name"] == "transpose" for codec in variable.codecs)
+    reason = "its chunks are transposed and files are stacked" if turned else None
+    return replace(
+        variable,
+        dims=(dim, *variable.dims),
+        shape=(count, *variable.shape),
+        chunks=(1, *variable.chunks),
+        stacked=variable.stacked + 1,
+        not_virtual=variable.not_virtual or reason,
+    )
 
 
 def snap_coordinates(

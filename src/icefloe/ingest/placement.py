@@ -25,7 +25,7 @@ from icefloe.ingest.cf import (
     packing_of,
     parse_time_units,
 )
-from icefloe.ingest.members import Member, find_step, gaps_within, join_path
+from icefloe.ingest.members import Member, find_step, gaps_within, join_path, name_of
 from icefloe.ingest.parsers.zarr import variable_of_v3
 from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
 from icefloe.ingest.sources import IngestOptions, natural_key
@@ -296,32 +296,6 @@ def find_joined_dims(
     return ()
 
 
-def stack_member(member: Member, dim: str) -> Member:
-    """The member with the new dimension `dim` as the first dimension of its data."""
-    variables: dict[str, SourceVariable] = {}
-    for name, variable in member.variables.items():
-        is_own = name == dim and variable.dims == ()
-        # Coordinates of the grid, such as two-dimensional latitudes, are the same in every file.
-        if is_own or (variable.dims and name not in member.coordinates):
-            variables[name] = _stacked(variable, dim)
-        else:
-            variables[name] = variable
-    return replace(member, variables=variables)
-
-
-def _stacked(variable: SourceVariable, dim: str) -> SourceVariable:
-    turned = any(codec["name"] == "transpose" for codec in variable.codecs)
-    reason = "its chunks are transposed and files are stacked" if turned else None
-    return replace(
-        variable,
-        dims=(dim, *variable.dims),
-        shape=(1, *variable.shape),
-        chunks=(1, *variable.chunks),
-        stacked=variable.stacked + 1,
-        not_virtual=variable.not_virtual or reason,
-    )
-
-
 def find_time_encoding(
     members: Sequence[Member], dim: str, stored: Mapping[str, Any] | None, asked: str | None
 ) -> TimeEncoding | None:
@@ -420,22 +394,23 @@ def join_dimension(
     ):
         return _share_values(JoinedDimension(dim, (), 0, units, calendar, {}, (), encoding, sign), entries, empty)
     notes: list[str] = []
-    step = find_step(entries)
+    step = find_step(entries, dim)
     for coordinate, group in entries:
-        notes += gaps_within(coordinate, group[0], dim, step, units, calendar)
+        notes += gaps_within(coordinate, group, dim, step, units, calendar)
     for (left, left_members), (right, right_members) in itertools.pairwise(entries):
+        distance = sign * _difference(right.first, left.last)
+        if distance > 0 and not (step and distance > 1.5 * step):
+            continue
         ends, starts = (format_coordinate(value, units, calendar) for value in (left.last, right.first))
-        before = left_members[0].run.file(-1) if left_members[0].run is not None else left_members[0].file
-        pair = f"{before.name} ends at {ends}, {right_members[0].file.name} starts at {starts}"
-        if sign * _difference(right.first, left.last) <= 0:
+        pair = f"{name_of(left_members, dim, -1)} ends at {ends}, {name_of(right_members, dim, 0)} starts at {starts}"
+        if distance <= 0:
             raise InvalidInputError(
                 f"files overlap along {dim}: {pair}. Leave one out, or choose one with overlap (--overlap)",
                 dim=dim,
                 left=left_members[0].file.url,
                 right=right_members[0].file.url,
             )
-        if step and abs(_difference(right.first, left.last)) > 1.5 * step:
-            notes.append(f"gap along {dim}: {pair} (a step is {format_step(step, units)})")
+        notes.append(f"gap along {dim}: {pair} (a step is {format_step(step or 0.0, units)})")
     blocks, index_of, start = [], {}, 0
     for index, (coordinate, group) in enumerate([*entries, *empty]):
         blocks.append(Block(start, coordinate.size, coordinate, tuple(m.key for m in group)))

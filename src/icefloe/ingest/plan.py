@@ -26,6 +26,7 @@ from icefloe.ingest.members import (
     missing_variables,
     snap_coordinates,
     split_datasets,
+    stack_members,
     target_group,
     with_runs,
 )
@@ -38,7 +39,6 @@ from icefloe.ingest.placement import (
     find_offset,
     has_shared_values,
     join_dimension,
-    stack_member,
     without_overlaps,
 )
 from icefloe.ingest.source_model import (
@@ -107,7 +107,7 @@ def plan_dataset(
     # The last one is stacked first, so that the dimensions are in the order of their names.
     for name in reversed(names):
         if all(name not in m.sizes() for m in members):
-            members = [stack_member(m, name) for m in members]
+            members = stack_members(members, name)
     absent = [name for name in names if all(name not in m.sizes() for m in members)]
     if absent:
         raise InvalidInputError(f"no source has the dimension {absent[0]!r} in group /{group}")
@@ -619,7 +619,7 @@ def plan_ingest(
     *,
     failures: Sequence[SourceFailure] = (),
     existing: Existing | None = None,
-    runs: Mapping[str, Sequence[SourceRun]] | None = None,
+    runs: Mapping[str, SourceRun] | None = None,
 ) -> IngestPlan:
     """Plan an ingest from the schemas of its sources.
 
@@ -637,8 +637,8 @@ def plan_ingest(
     existing
         The arrays and groups of the repository. None is an empty repository.
     runs
-        Only for a sync, which makes its own tasks: runs of unchanged sources by the URL of a source whose schema stands
-        for them. The plan has no tasks then.
+        Only for a sync, which makes its own tasks: runs of unchanged sources by the URLs of their leaders. `schemas`
+        has no other source of a run. The plan has no tasks then.
 
     Returns
     -------
@@ -801,7 +801,7 @@ def _unchecked(existing: Existing, datasets: Sequence[DatasetPlan], options: Ing
 
 
 def find_containers(
-    schemas: Sequence[SourceSchema], options: IngestOptions, runs: Mapping[str, Sequence[SourceRun]]
+    schemas: Sequence[SourceSchema], options: IngestOptions, runs: Mapping[str, SourceRun]
 ) -> tuple[str, ...]:
     """The prefixes that cover every referenced file: the one given, or the longest common folders."""
     folders = {
@@ -809,7 +809,7 @@ def find_containers(
         for schema in schemas
         for folder in (schema.referenced or (schema.file.url.rstrip("/").rsplit("/", 1)[0] + "/",))
     }
-    for run in itertools.chain(*runs.values()):
+    for run in runs.values():
         if run.batch.template.schema is not None and not run.batch.template.schema.referenced:
             folders |= {url.rstrip("/").rsplit("/", 1)[0] + "/" for url in run.urls}
     if options.container_prefix is not None:

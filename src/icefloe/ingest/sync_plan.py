@@ -3,13 +3,7 @@
 A chunk that consists of the same cells of the same versions of sources is kept. If it is at another position, its
 reference is moved. Only the other chunks are written.
 
-Unchanged sources are planned in runs. The sources of a batch have equal schemas, and the last sync planned them
-together with the same options. Where they follow each other along the only joined dimension of their group, a plan of
-one source with all of their cells is equal to a plan of each of them. The cost of a nightly sync then depends on what
-changed, not on the length of the archive. Everything else is planned source by source: new and changed ones, sources
-without a numeric coordinate, groups with several joined dimensions, and the first source of every batch, because arrays
-take their attributes and everything that is not joined from it. Runs end where such a source has coordinates, so that
-it never lies within a run.
+Unchanged sources are planned in runs (`icefloe.ingest.runs`) where that gives the same plan.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from icefloe.ingest.members import join_path
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import FoundSources, SourceChanges
-from icefloe.ingest.source_model import SourceSchema
+from icefloe.ingest.runs import choose_runs
 from icefloe.ingest.sources import IngestOptions, in_natural_order
 from icefloe.ingest.write_tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
 from icefloe.model.zarr_document import parse_grid
@@ -227,15 +221,11 @@ def _plan_fresh(
     urls, size = _list_sources(found)
     while True:
         in_runs = {url for run in runs for url in run.urls}
-        named: dict[str, list[SourceRun]] = {}
-        for run in runs:
-            named.setdefault(next((u for u, r in named.items() if r[0].batch is run.batch), run.urls[0]), []).append(
-                run
-            )
-        single = [url for url in found.sources if url not in in_runs or url in named]
+        leaders = {run.batch.urls[run.leader]: run for run in runs}
+        single = [url for url in found.sources if url not in in_runs or url in leaders]
         schemas = [schema for url in single if (schema := found.sources[url].schema) is not None]
         try:
-            fresh = plan_ingest(schemas, options, existing=existing, runs=named)
+            fresh = plan_ingest(schemas, options, existing=existing, runs=leaders)
             fresh.report.raise_on_errors()
         except InvalidInputError:
             # Errors name the sources that do not fit, which may be anywhere in a run.
@@ -259,7 +249,11 @@ def _list_sources(found: FoundSources) -> tuple[tuple[str, ...], int]:
 def _has_same_plan(dataset: DatasetPlan, in_runs: set[str], before: Catalogue) -> bool:
     """Return whether the plan of runs of a group is the plan of their sources."""
     arrays = {array.path: array for array in dataset.arrays}
-    for path, array in arrays.items() if any(file.run is not None for file in dataset.files) else ():
+    has_runs = any(file.run is not None for file in dataset.files)
+    own = [dims for path, (_, dims) in before.arrays.items() if path.rpartition("/")[0] == dataset.group]
+    if has_runs and dataset.extent.bounds.keys() != {dim for dims in own for dim in dims}:
+        return False
+    for path, array in arrays.items() if has_runs else ():
         # Chunks of different lengths, and whether an array is referenced, depend on the number of files of a kind.
         if not array.is_regular or before.arrays.get(path, (array.kind,))[0] != array.kind:
             return False
@@ -269,13 +263,16 @@ def _has_same_plan(dataset: DatasetPlan, in_runs: set[str], before: Catalogue) -
             if file.file.url in in_runs:
                 return False
             continue
-        if dataset.extent.bounds.keys() != {run.dim}:
+        if any(
+            path in arrays and run.dim not in arrays[path].dims for path in run.batch.template.placed[run.group].fills
+        ):
             return False
         for path, variable in file.variables.items():
             array = arrays[path]
+            if run.dim not in variable.dims or variable.dims != array.dims or variable.whole is not None:
+                return False
             # References need chunks that end where files end.
-            is_cut = array.kind == "virtual" and run.length % array.chunks[0] != 0
-            if variable.dims[:1] != (run.dim,) or variable.whole is not None or is_cut:
+            if array.kind == "virtual" and run.length % array.chunks[array.dims.index(run.dim)] != 0:
                 return False
     return True
 
@@ -315,7 +312,11 @@ def _place(found: FoundSources, datasets: Sequence[DatasetPlan]) -> SourceTable:
             own = {path: variable.path for path, variable in file.variables.items() if path in named}
             if (run := file.run) is not None and dict(run.batch.template.placed[run.group].fills) == own:
                 starts = moved.setdefault(id(run.batch), {key: each.copy() for key, each in run.batch.starts.items()})
-                starts[run.group, run.dim][run.rows] = file.origin[run.dim] + run.length * np.arange(len(run))
+                for (group, dim), firsts in starts.items():
+                    firsts[run.rows] = file.origin[dim]
+                    if dim == run.dim:
+                        firsts[run.rows] += run.length * np.arange(len(run))
+                    assert group == run.group
                 in_runs.setdefault(id(run.batch), np.zeros(len(run.batch), dtype=bool))[run.rows] = True
                 continue
             for each in file.files({}):
@@ -361,49 +362,99 @@ def _compare(array: ArrayPlan, group: str, before: Catalogue, placed: _PlacedSou
         grid = joined_lengths(array)
         every = {*find_recipes(new, grid)}
         for run, file in placed.runs:
-            if array.path in file.variables:
-                box = SourceBox("", (), "", (file.origin[run.dim],), (len(run) * run.length,))
+            if (box := _new_box(run, file, array)) is not None:
                 every.update(box.positions(grid))
         return ArrayChanges(array, True, frozenset(every))
     coords = archive.foreign.get(array.path)
     axes = [axis for axis, dim in enumerate(array.dims) if dim in array.joined]
     dirty = frozenset(() if coords is None else map(tuple, coords[:, axes].tolist()))
     old = _boxes(placed.old, group, array.path, joined)
-    spans = []
+    blocks: dict[tuple[int, int, int], list[tuple[SourceRun, PlacedFile]]] = {}
     for run, file in placed.runs:
-        span, former, now = _compare_run(run, file, array)
-        spans += [span] if span is not None else []
+        if array.path in run.batch.template.placed[group].fills or array.path in file.variables:
+            blocks.setdefault((run.start, file.origin[run.dim], len(run) * run.length), []).append((run, file))
+    spans: list[MovedSpan] = []
+    for block in blocks.values():
+        found, former, now = _compare_block(block, array)
+        spans += found
         old += former
         new += now
     return compare_chunks(array, old, new, document, dirty, spans)
 
 
-def _compare_run(
-    run: SourceRun, file: PlacedFile, array: ArrayPlan
-) -> tuple[MovedSpan | None, list[SourceBox], list[SourceBox]]:
-    """Return the chunks that only have cells of a run, and the cells of its sources in other chunks, old and new."""
-    fills, variable = run.batch.template.placed[run.group].fills, file.variables.get(array.path)
-    if array.path not in fills and variable is None:
-        return None, [], []
-    (chunk,) = (lengths.longest for lengths in joined_lengths(array))
-    start, cells = file.origin[run.dim], len(run) * run.length
+def _compare_block(
+    block: Sequence[tuple[SourceRun, PlacedFile]], array: ArrayPlan
+) -> tuple[list[MovedSpan], list[SourceBox], list[SourceBox]]:
+    """Compare the cells of runs with the same coordinates along their dimension.
+
+    Return the chunks that only have cells of these runs and consist of the same cells as before, and the cells of their
+    sources in other chunks, old and new. No other source has or had cells between those of the runs.
+    """
+    run, file = block[0]
+    axis, grid = array.joined.index(run.dim), joined_lengths(array)
+    chunk, start, cells = grid[axis].longest, file.origin[run.dim], len(run) * run.length
     shift = start - run.start
     first, end = -(-start // chunk), (start + cells) // chunk
-    span = MovedSpan(first, end, shift // chunk) if end > first and shift % chunk == 0 else None
-    if variable is None or fills.get(array.path) != variable.path:
-        span = None
-    indexes: Iterable[int] = range(len(run))
-    if span is not None:
-        edges = (*run.between(0, first * chunk - start), *run.between(end * chunk - start, cells))
-        indexes = dict.fromkeys(edges)
+    others = [*grid[:axis], *grid[axis + 1 :]]
+    # The runs are compared like single sources along the other dimensions.
+    had = {id(each): box for each, _ in block if (box := _old_box(each, array)) is not None}
+    has = {id(each): box for each, own in block if (box := _new_box(each, own, array)) is not None}
+    before, after = (find_recipes([_without(box, axis) for box in boxes.values()], others) for boxes in (had, has))
+    matched: dict[Index, Index] = {}
+    if end > first and shift % chunk == 0:
+        positions = {recipe: position for position, recipe in before.items()}
+        for position, recipe in after.items():
+            source = position if before.get(position) == recipe else positions.get(recipe)
+            if source is not None:
+                matched[position] = source
+    spans = [MovedSpan(axis, first, end, shift // chunk, each, source) for each, source in matched.items()]
+    kept, taken = matched.keys(), {*matched.values()}
+    edges = dict.fromkeys((*run.between(0, first * chunk - start), *run.between(end * chunk - start, cells)))
     old, new = [], []
-    for index in indexes:
-        url, version, offset = run.file(index).url, run.version(index), index * run.length
-        if array.path in fills:
-            old.append(SourceBox(url, version, fills[array.path], (run.start + offset,), (run.length,)))
-        if variable is not None:
-            new.append(SourceBox(url, version, variable.path, (start + offset,), (run.length,)))
-    return span, old, new
+    for each, _ in block:
+        former, now = had.get(id(each)), has.get(id(each))
+        is_matched = former is None or taken >= {*_without(former, axis).positions(others)}
+        is_matched = is_matched and (now is None or kept >= {*_without(now, axis).positions(others)})
+        for index in edges if is_matched else range(len(each)):
+            old += [_source_box(each, index, former, axis)] if former is not None else []
+            new += [_source_box(each, index, now, axis)] if now is not None else []
+    return spans, old, new
+
+
+def _old_box(run: SourceRun, array: ArrayPlan) -> SourceBox | None:
+    """Return the cells of a run in an array in the last sync."""
+    name = run.batch.template.placed[run.group].fills.get(array.path)
+    if name is None:
+        return None
+    former = {dim: run.former(dim) for dim in array.joined}
+    former[run.dim] = run.start, len(run) * run.length
+    start, size = (tuple(former[dim][i] for dim in array.joined) for i in (0, 1))
+    url = run.batch.urls[run.leader]
+    return SourceBox(url, (url,), name, start, size)
+
+
+def _new_box(run: SourceRun, file: PlacedFile, array: ArrayPlan) -> SourceBox | None:
+    """Return the cells of a run in an array."""
+    variable = file.variables.get(array.path)
+    if variable is None:
+        return None
+    lengths = dict(zip(variable.dims, variable.shape, strict=True))
+    start, size = (tuple(each[dim] for dim in array.joined) for each in (file.origin, lengths))
+    url = run.batch.urls[run.leader]
+    return SourceBox(url, (url,), variable.path, start, size)
+
+
+def _without(box: SourceBox, axis: int) -> SourceBox:
+    """Return a box without one of its dimensions."""
+    start, size = ((*each[:axis], *each[axis + 1 :]) for each in (box.start, box.size))
+    return replace(box, start=start, size=size)
+
+
+def _source_box(run: SourceRun, index: int, box: SourceBox, axis: int) -> SourceBox:
+    """Return the cells of a source of a run, which has the cells of a box."""
+    start = (*box.start[:axis], box.start[axis] + index * run.length, *box.start[axis + 1 :])
+    size = (*box.size[:axis], run.length, *box.size[axis + 1 :])
+    return SourceBox(run.file(index).url, run.version(index), box.variable, start, size)
 
 
 def _plan_documents(
@@ -437,7 +488,10 @@ def _find_unmoved(fresh: IngestPlan, options: IngestOptions) -> dict[str, list[t
         for file in dataset.files:
             run = file.run
             if run is not None and file.origin[run.dim] == run.start:
-                for path in {join_path(run.group, _name(each, options)) for each in run.batch.values}:
+                names = {
+                    options.rename.get(name, name) for each in run.batch.values for name in (each.rpartition("/")[2],)
+                }
+                for path in {join_path(run.group, name) for name in names}:
                     if path in fresh.arrays and fresh.arrays[path].dims == (run.dim,):
                         found.setdefault(path, []).append((run.start, run.start + len(run) * run.length))
     return found
@@ -490,8 +544,11 @@ def _plan_tasks(
                 for paths, window, chosen, size in plan_native_tasks(arrays, near, extent, options.task_bytes):
                     tasks.append(IngestTask(first + len(tasks), "native", paths, window, chosen, size))
             continue
-        near = list({each.key: each for file in files for x in extents for each in file.files(x.bounds)}.values())
-        chosen_files = [file for file in near if _meets(file, arrays, layer[0].written)]
+        found = {each.key: each for file in files for x in extents for each in file.files(x.bounds)}.values()
+        chosen_files = [file for file in found if _meets(file, arrays, layer[0].written)]
+        # Tasks have files that follow each other among the sorted names.
+        names = {url: n for n, url in enumerate(in_natural_order({file.file.url for file in chosen_files}))}
+        chosen_files.sort(key=lambda file: names[file.file.url])
         for paths, window, chosen, size in plan_virtual_tasks(arrays, chosen_files, options.files_per_task):
             tasks.append(IngestTask(first + len(tasks), "virtual", paths, window, chosen, size))
     return tasks
@@ -565,19 +622,16 @@ def _run_boxes(
     run: SourceRun, file: PlacedFile, array: ArrayPlan, written: frozenset[Index]
 ) -> tuple[list[SourceBox], list[SourceBox]]:
     """Return the old and the new cells of the sources of a run that have cells in chunks that are written."""
-    if array.path not in file.variables:
+    now, former = _new_box(run, file, array), _old_box(run, array)
+    if now is None:
         return [], []
-    (chunk,) = (lengths.longest for lengths in joined_lengths(array))
-    start, name = file.origin[run.dim], file.variables[array.path].path
+    axis = array.joined.index(run.dim)
+    chunk, start = joined_lengths(array)[axis].longest, file.origin[run.dim]
     indexes: dict[int, None] = {}
-    for ((low, high),) in cover(written):
+    for low, high in {box[axis] for box in cover(written)}:
         indexes.update(dict.fromkeys(run.between(low * chunk - start, high * chunk - start)))
-    had = array.path in run.batch.template.placed[run.group].fills
-    boxes = [
-        SourceBox(run.file(i).url, run.version(i), name, (start + i * run.length,), (run.length,)) for i in indexes
-    ]
-    shift = run.start - start
-    return [replace(box, start=(box.start[0] + shift,)) for box in boxes if had], boxes
+    old = [] if former is None else [_source_box(run, index, former, axis) for index in indexes]
+    return old, [_source_box(run, index, now, axis) for index in indexes]
 
 
 def _region(array: ArrayPlan, bounds: Sequence[tuple[int, int]]) -> ChunkRegion:
@@ -586,150 +640,3 @@ def _region(array: ArrayPlan, bounds: Sequence[tuple[int, int]]) -> ChunkRegion:
         slice(*next(joined)) if dim in array.joined else slice(0, length)
         for dim, length in zip(array.dims, array.shape, strict=True)
     )
-
-
-# -- runs of unchanged sources ----------------------------------------------------------------------------------------
-
-_SHORTEST_BATCH = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A batch whose sources may be runs. Its rows are in the order of their positions."""
-
-    batch: SourceBatch
-    group: str
-    dim: str
-    length: int
-    rows: npt.NDArray[np.intp]
-    starts: npt.NDArray[np.int64]
-    low: npt.NDArray[Any]
-    high: npt.NDArray[Any]
-    """The least and the greatest coordinate of each source, negative if coordinates fall."""
-    sign: int
-    units: tuple[Any, Any]
-
-
-def choose_runs(found: FoundSources, before: Catalogue, options: IngestOptions) -> list[SourceRun]:
-    """Return runs of unchanged sources. All other sources are planned one by one."""
-    if options.pattern is not None or options.longitudes is not None or options.tolerance is not None:
-        return []
-    joined: dict[str, set[str]] = {}
-    for path, (_, dims) in before.arrays.items():
-        joined.setdefault(path.rpartition("/")[0], set()).update(dims)
-    candidates = [each for batch in found.sources.batches if (each := _candidate(batch, joined, found, options))]
-    taken = {id(each.batch): {*each.rows.tolist()} for each in candidates}
-    singles: list[CataloguedSource] = list(found.sources.singles.values())
-    for batch in found.sources.batches:
-        chosen = taken.get(id(batch), set())
-        singles += [batch.source(row) for row in range(len(batch)) if row not in chosen]
-    runs: list[SourceRun] = []
-    for group, dim in {(each.group, each.dim): None for each in candidates}:
-        alike = [each for each in candidates if (each.group, each.dim) == (group, dim)]
-        ranges = _find_ranges(singles, dim, {each.units for each in alike}, options)
-        if ranges is None:
-            continue
-        cuts = np.unique(np.concatenate([_find_cuts(each, ranges) for each in alike]))
-        for each in alike:
-            bounds = np.unique(np.searchsorted(each.starts, cuts))
-            pieces = np.split(each.rows, bounds[(bounds > 0) & (bounds < len(each.rows))])
-            runs += [SourceRun(each.batch, piece, group, dim, each.length) for piece in pieces if len(piece) > 1]
-    return runs
-
-
-def _candidate(
-    batch: SourceBatch, joined: Mapping[str, set[str]], found: FoundSources, options: IngestOptions
-) -> _Candidate | None:
-    """Return the rows of a batch that may be in runs, or None if its sources must be planned one by one."""
-    schema, placed = batch.template.schema, batch.template.placed
-    if len(batch) < _SHORTEST_BATCH or schema is None or len(placed) != 1 or len(batch.starts) != 1:
-        return None
-    ((group, dim),) = batch.starts
-    length = placed[group].extent[dim][1]
-    if joined.get(group) != {dim} or dim in options.sort or dim in options.flip or not length:
-        return None
-    along = {p: v for p, v in schema.variables.items() if dim in _dims(v.dims, options)}
-    names = [_name(path, options) for path in along]
-    if len(set(names)) < len(names) or any(_dims(v.dims, options)[0] != dim for v in along.values()):
-        return None
-    own = next((p for p, v in along.items() if _name(p, options) == dim and len(v.dims) == 1), None)
-    if own is None or any(path in along and path not in batch.values for path in schema.coordinates):
-        return None
-    values = batch.values.get(own)
-    if values is None or values.shape[1] != length or bool(np.isnan(values).any()):
-        return None
-    rows = np.argsort(batch.starts[group, dim], kind="stable")
-    first = _first_row(batch, found)
-    rows = rows[rows != first]
-    sign = 1 if values[rows[-1], 0] > values[rows[0], 0] else -1
-    if length == 1 and sign < 0:
-        # Another source made the coordinates fall. Without it, coordinates of one value each rise.
-        return None
-    # The negative of unsigned numbers and of the least integer is another number.
-    cells = values[rows].astype(np.float64) * sign
-    low, high = cells.min(axis=1), cells.max(axis=1)
-    if not bool((low[1:] > high[:-1]).all()):
-        return None
-    return _Candidate(
-        batch, group, dim, length, rows, batch.starts[group, dim][rows], low, high, sign, _units(schema, own)
-    )
-
-
-def _first_row(batch: SourceBatch, found: FoundSources) -> int:
-    """Return the source of a batch that is the first one among the sorted names."""
-    if batch.urls[0] in found.unreadable:
-        return batch.urls.index(in_natural_order(batch.urls)[0])
-    numbers = [found.order[url] for url in batch.urls]
-    return numbers.index(min(numbers))
-
-
-def _name(path: str, options: IngestOptions) -> str:
-    name = path.rpartition("/")[2]
-    return options.rename.get(name, name)
-
-
-def _dims(dims: Sequence[str], options: IngestOptions) -> tuple[str, ...]:
-    return tuple(options.rename.get(dim, dim) for dim in dims)
-
-
-def _units(schema: SourceSchema, path: str) -> tuple[Any, Any]:
-    attributes = schema.variables[path].attributes
-    return attributes.get("units"), attributes.get("calendar")
-
-
-def _find_ranges(
-    sources: Iterable[CataloguedSource], dim: str, units: set[tuple[Any, Any]], options: IngestOptions
-) -> npt.NDArray[np.float64] | None:
-    """Return the least and the greatest coordinate of sources along a dimension.
-
-    None if they cannot be compared with those of runs.
-    """
-    found: list[tuple[float, float]] = []
-    for source in sources:
-        schema = source.schema
-        if schema is None:
-            return None
-        along = [p for p, v in schema.variables.items() if dim in _dims(v.dims, options) or _name(p, options) == dim]
-        own = [path for path in along if _name(path, options) == dim]
-        if along and not own:
-            return None
-        for path in own:
-            values = schema.coordinates[path].values if path in schema.coordinates else None
-            if values is None or values.dtype.kind not in "iuf" or units != {_units(schema, path)}:
-                return None
-            if values.size:
-                wide = values.astype(np.float64)
-                found.append((float(wide.min()), float(wide.max())))
-    result = np.array(found, dtype=np.float64).reshape(len(found), 2)
-    return None if bool(np.isnan(result).any()) else result
-
-
-def _find_cuts(each: _Candidate, ranges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return the cells at which runs end: between sources that are not neighbours, and at other sources."""
-    ends = each.starts + each.length
-    apart = each.starts[1:] != ends[:-1]
-    edges = np.append(each.starts, ends[-1])
-    low, high = np.sort(ranges * each.sign, axis=1).T
-    first, last = np.searchsorted(each.high, low), np.searchsorted(each.low, high, side="right")
-    within = [edges[a : b + 1] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-    return np.concatenate([edges[[0, -1]], each.starts[1:][apart], ends[:-1][apart], *within])
