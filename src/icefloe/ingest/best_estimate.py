@@ -38,10 +38,7 @@ _UNITS_NS = {
 }
 _ALIASES = {"day": "days", "d": "days", "hour": "hours", "h": "hours", "hrs": "hours", "minute": "minutes"}
 _ALIASES |= {"min": "minutes", "second": "seconds", "s": "seconds"}
-_SHAPELESS = (
-    *("bytes", "blosc", "zstd", "gzip", "crc32c", "vlen-utf8", "vlen-bytes"),
-    *("icefloe.grib", "icefloe.hdf5", "icefloe.tiff"),
-)
+_SHAPELESS = ("bytes", "blosc", "zstd", "gzip", "crc32c", "vlen-utf8", "vlen-bytes")
 """Codecs that do not depend on the number of dimensions of a chunk."""
 
 
@@ -312,7 +309,7 @@ def _choose(session: Session, document: Mapping[str, Any], path: str, axes: _Axe
 
 
 def _is_shapeless(codec: str) -> bool:
-    return codec in _SHAPELESS or codec.startswith("numcodecs.")
+    return codec in _SHAPELESS or codec.startswith(("numcodecs.", "icefloe."))
 
 
 def _move(
