@@ -206,6 +206,50 @@ def test_other_filters_have_a_reason(
     assert name in str(parse_source(describe(tmp_path / "a.h5")).schema.variables["x"].not_virtual)
 
 
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([("STD_I16LE", "<i2"), ("STD_U16BE", ">u2"), ("STD_I32BE", ">i4"), ("STD_U8LE", "u1")]),
+    st.data(),
+)
+def test_integers_that_use_some_of_their_bits_are_read_by_value(
+    describe: Any, check_references: Any, kind: tuple[str, str], data: st.DataObject
+) -> None:
+    name, dtype = kind
+    size = 8 * np.dtype(dtype).itemsize
+    precision = data.draw(st.integers(size // 2 + 1, size))  # the library refuses fewer
+    stored = getattr(h5py.h5t, name).copy()
+    stored.set_precision(precision)
+    stored.set_offset(data.draw(st.integers(0, size - precision)))
+    values = (np.arange(8) - (4 if "i" in dtype else 0)).astype(dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.h5"
+        with h5py.File(path, "w") as file:
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_chunk((8,))
+            made = h5py.h5d.create(file.id, b"x", stored, h5py.h5s.create_simple((8,)), plist)
+            h5py.Dataset(made)[...] = values
+        schema = check_references(describe(path))
+        assert (schema.variables["x"].not_virtual is None) == (precision == size)
+
+
+@pytest.mark.parametrize("fields", [(15, 7, 8, 0, 7), (31, 23, 8, 0, 23)])
+def test_floats_of_another_layout_are_read_by_value_or_refused(
+    tmp_path: Path, describe: Any, check_references: Any, fields: tuple[int, ...]
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        stored = h5py.h5t.IEEE_F32LE.copy()
+        stored.set_fields(*fields)
+        if fields[0] == 15:
+            stored.set_precision(16)
+            stored.set_size(2)
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((8,))
+        made = h5py.h5d.create(file.id, b"x", stored, h5py.h5s.create_simple((8,)), plist)
+        h5py.Dataset(made)[...] = np.arange(8)
+    variable = check_references(describe(tmp_path / "a.h5")).variables["x"]
+    assert (variable.not_virtual is None) == (fields[0] == 31)
+
+
 def _kinds(repository: Repository, path: str) -> set[int]:
     state = repository.readonly_session("main").state
     return {int(kind) for kind in run_blocking(state.chunk_table(state.tree.array(path))).kind}

@@ -422,7 +422,24 @@ def _data_type(dataset: Any) -> tuple[str, str | None]:
         raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
     if dtype.kind == "f" and dtype.itemsize not in (2, 4, 8):
         raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
-    return dtype.str, None
+    return dtype.str, _unusual_bits(dataset.id.get_type(), dtype)
+
+
+def _unusual_bits(stored: Any, dtype: np.dtype[Any]) -> str | None:
+    """Why the bytes of numbers in the file are not those of their type. None if they are.
+
+    HDF5 has integers that use only some of their bits, and floats with any number of bits for each part. The library
+    converts them.
+    """
+    if isinstance(stored, h5py.h5t.TypeEnumID):
+        stored = stored.get_super()
+    if dtype.kind in "biu" and isinstance(stored, h5py.h5t.TypeAtomicID):
+        bits = stored.get_precision()
+        if bits != 8 * stored.get_size() or stored.get_offset() != 0:
+            return f"its integers use {bits} of {8 * stored.get_size()} bits"
+    if dtype.kind == "f" and not stored.equal(h5py.h5t.py_create(dtype)):
+        return "its floats are not those of IEEE 754"
+    return None
 
 
 def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
