@@ -1,9 +1,16 @@
 """How long does the nightly update of an archive of daily files take, and how much does it write?
 
-Run it by itself: `python -m benchmarks.day_in_the_life [--years 10] [--chunk 1] [--mode native virtual]`. Small daily
-files are written and synced. After 1, 2, 5 and 10 years, one night is measured: one new, one re-issued and one late
-file. The files have the modification times of their days. A file that is younger than two seconds when it is listed is
-read again by the next sync, because it may have changed since then, and files of an archive are older.
+Run it by itself: `python -m benchmarks.day_in_the_life [--years 10] [--chunk 1] [--mode native virtual]
+[--archive times names forecast]`. Small daily files are written and synced. After 1, 2, 5 and 10 years, one night is
+measured: one new, one re-issued and one late file. The files have the modification times of their days. A file that is
+younger than two seconds when it is listed is read again by the next sync, because it may have changed since then, and
+files of an archive are older.
+
+There are three archives. The files of `times` have a time. Those of `names` have their dates in their names only, and
+their latitudes are sorted by value (`pattern` and `sort`). `forecast` has one file for every run of a model and step,
+with ten steps. A year has 36 runs, so that it has about as many files as the others. The new files of a night are those
+of one run. The first run lacks its last step. Otherwise the late file would fill the only gap, and an array by
+reference without gaps has another fill value, so that all of its references are written again.
 
 The official package does what it can do. By value, xarray appends the new file and writes the region of the re-issued
 one. By reference, VirtualiZarr does the same with `to_icechunk`, if it is installed. In both cases the caller has to
@@ -13,6 +20,7 @@ know which file is new and which one is re-issued, and neither can insert the la
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import sys
@@ -47,31 +55,74 @@ FIRST_DAY = 946684800
 """2000-01-01 in seconds since 1970."""
 
 
-@lru_cache(maxsize=1)
-def template() -> tuple[bytes, int, int]:
-    """The bytes of a daily file, and the offsets of its time and of its values. The files differ only there."""
+STEPS = 10
+"""The number of steps of a forecast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What the files of an archive are like."""
+
+    name: str
+    dims: tuple[str, ...]
+    """The dimensions in the files, besides those of the map."""
+    settings: dict[str, Any]
+    steps: int = 1
+    missing: tuple[int, int] | None = None
+    """The day and the step of a file that never exists."""
+
+    @property
+    def period(self) -> int:
+        """The number of days or runs of a year."""
+        return YEAR // self.steps
+
+    def options(self, mode: Any, chunk: int) -> IngestOptions:
+        chunks = {"time": chunk} | ({"step": 1} if self.steps > 1 else {})
+        # Cells that are sorted cannot be referenced.
+        settings = {name: each for name, each in self.settings.items() if mode == "native" or name != "sort"}
+        return IngestOptions(mode=mode, chunks=chunks if mode == "native" else {}, **settings)
+
+
+ARCHIVES = {
+    "times": Archive("times", ("time",), {"append_dim": "time"}),
+    "names": Archive("names", (), {"pattern": "day{time:%Y%m%d}.nc", "sort": {"y": "descending"}}),
+    "forecast": Archive("forecast", ("time", "step"), {"concat_dims": ("time", "step")}, STEPS, (0, STEPS - 1)),
+}
+TIMES = ARCHIVES["times"]
+
+
+@lru_cache(maxsize=3)
+def template(name: str) -> tuple[bytes, dict[str, int], int]:
+    """The bytes of a file of an archive, and the offsets of its coordinates and of its values.
+
+    The files differ only there.
+    """
+    dims = ARCHIVES[name].dims
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "day.nc"
         with netCDF4.Dataset(path, "w") as file:
-            for name, length in (("time", 1), ("y", SHAPE[0]), ("x", SHAPE[1])):
-                file.createDimension(name, length)
-            times = file.createVariable("time", "f8", ("time",), contiguous=True)
-            times.units = "days since 2000-01-01"
-            times[:] = [1.0]
-            for name, length in (("y", SHAPE[0]), ("x", SHAPE[1])):
-                file.createVariable(name, "f8", (name,), contiguous=True)[:] = np.arange(length)
-            file.createVariable("t", "<f4", ("time", "y", "x"), contiguous=True)[:] = np.ones((1, *SHAPE))
+            for dim, length in (*((dim, 1) for dim in dims), ("y", SHAPE[0]), ("x", SHAPE[1])):
+                file.createDimension(dim, length)
+            for dim in dims:
+                variable = file.createVariable(dim, "f8", (dim,), contiguous=True)
+                variable.units = "days since 2000-01-01" if dim == "time" else "hours"
+                variable[:] = [1.0]
+            for dim, length in (("y", SHAPE[0]), ("x", SHAPE[1])):
+                file.createVariable(dim, "f8", (dim,), contiguous=True)[:] = np.arange(length)
+            file.createVariable("t", "<f4", (*dims, "y", "x"), contiguous=True)[:] = np.ones(SHAPE)
         with h5py.File(path) as hdf5:
-            return path.read_bytes(), hdf5["time"].id.get_offset(), hdf5["t"].id.get_offset()
+            return path.read_bytes(), {dim: hdf5[dim].id.get_offset() for dim in dims}, hdf5["t"].id.get_offset()
 
 
-def write_day(folder: Path, day: int, version: int = 0) -> Path:
-    """Write the file of one day."""
-    path = folder / f"day{day:05}.nc"
-    content, at_time, at_values = template()
+def write_day(folder: Path, day: int, version: int = 0, archive: Archive = TIMES, step: int = 0) -> Path:
+    """Write the file of one day, or of one step of a run."""
+    names = {"times": f"{day:05}", "names": time.strftime("%Y%m%d", time.gmtime(FIRST_DAY + 86400 * day))}
+    path = folder / f"day{names.get(archive.name, f'{day:05}_{step:03}')}.nc"
+    content, offsets, at_values = template(archive.name)
     data = bytearray(content)
-    data[at_time : at_time + 8] = np.array([day], "<f8").tobytes()
-    values = np.random.default_rng([day, version]).normal(size=SHAPE).astype("<f4").tobytes()
+    for dim, offset in offsets.items():
+        data[offset : offset + 8] = np.array([day if dim == "time" else 6 * step], "<f8").tobytes()
+    values = np.random.default_rng([day, step, version]).normal(size=SHAPE).astype("<f4").tobytes()
     data[at_values : at_values + len(values)] = values
     path.write_bytes(data)
     modified = FIRST_DAY + 86400 * day + 3600 * version
@@ -96,7 +147,7 @@ class WithXarray:
 
     def load(self, files: list[Path]) -> None:
         """Add the files of some years."""
-        _, _, at_values = template()
+        _, _, at_values = template(TIMES.name)
         count = SHAPE[0] * SHAPE[1]
         parts = [np.frombuffer(path.read_bytes(), "<f4", count, at_values) for path in files]
         days = [float(path.stem[3:]) for path in files]
@@ -145,7 +196,7 @@ class WithVirtualiZarr:
 
     def load(self, files: list[Path]) -> None:
         """Add the files of some years. References are set directly, because the files differ only in their values."""
-        _, _, at_values = template()
+        _, _, at_values = template(TIMES.name)
         session = self.repo.writable_session("main")
         rest = files
         if not self.days:
@@ -200,40 +251,46 @@ def measure(run: Callable[[], Any], folder: Path) -> tuple[Any, Cost]:
     return result, Cost(seconds, used, stored_bytes(folder) - before)
 
 
-def run_mode(mode: Any, years: list[int], chunk: int, table: Table) -> None:
+def run_mode(archive: Archive, mode: Any, years: list[int], chunk: int, table: Table) -> None:
     """Measure one night after some years."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         repo = icefloe.Repository.create(str(folder / "ours"))
         theirs: WithXarray | WithVirtualiZarr | None = None
-        if mode == "native":
+        if mode == "native" and archive is TIMES:
             theirs = WithXarray(folder / "theirs", chunk)
-        elif find_spec("virtualizarr") is not None:
+        elif mode == "virtual" and archive is TIMES and find_spec("virtualizarr") is not None:
             theirs = WithVirtualiZarr(folder / "theirs", chunk)
-        options = IngestOptions(mode=mode, append_dim="time", chunks={"time": chunk} if mode == "native" else {})
+        options, period, last = archive.options(mode, chunk), archive.period, archive.steps - 1
 
         def sync() -> SyncResult:
             return sync_local(str(folder / "day*.nc"), repo, options)
 
+        def write(day: int, step: int, version: int = 0) -> Path:
+            return write_day(folder, day, version, archive, step)
+
         days = 0
         for count in years:
-            added = [write_day(folder, day) for day in range(days, YEAR * count) if day != YEAR * count - LATE]
-            days = YEAR * count
+            late = (period * count - period // 2, last // 2)
+            every = [(day, step) for day in range(days, period * count) for step in range(archive.steps)]
+            added = [write(*each) for each in every if each not in (late, archive.missing)]
+            days = period * count
             _, first = measure(sync, folder / "ours")
             if theirs is not None:
                 theirs.load(added)
-            new, again = write_day(folder, days), write_day(folder, days - YEAR + 10, version=1)
-            write_day(folder, days - LATE)
+            new = [write(days, step) for step in range(archive.steps)]
+            again = write(days - period + min(10, period - 1), last // 2, version=1)
+            write(*late)
             days += 1
             result, night = measure(sync, folder / "ours")
             _, idle = measure(sync, folder / "ours")
             plan, other = result.plan, "not measured"
             if theirs is not None:
-                _, cost = measure(lambda new=new, again=again: theirs.night(new, again), folder / "theirs")
+                _, cost = measure(lambda new=new[0], again=again: theirs.night(new, again), folder / "theirs")
                 other = str(cost)
             row = (
-                mode,
-                f"{plan.sources.unchanged + 3:,}",
+                f"{archive.name}, {mode}",
+                f"{plan.sources.unchanged + len(new) + 2:,}",
                 str(first),
                 str(night),
                 f"{plan.kept:,} / {plan.moved:,} / {plan.written:,}",
@@ -249,14 +306,18 @@ def main() -> None:
     parser.add_argument("--years", type=int, default=10, help="length of the archive  [default: 10]")
     parser.add_argument("--chunk", type=int, default=1, help="days per chunk by value  [default: 1]")
     parser.add_argument("--mode", nargs="+", default=["native", "virtual"], help="native, virtual  [default: both]")
+    parser.add_argument(
+        "--archive", nargs="+", default=list(ARCHIVES), choices=ARCHIVES, help="times, names, forecast  [default: all]"
+    )
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    table = Table(title=f"One night: one new, one re-issued and one late file (load {load:.1f} at the beginning)")
-    for column in ("mode", "files", "first sync", "night", "chunks kept / moved / written", "nothing new"):
+    table = Table(title=f"One night: new files, one re-issued and one late file (load {load:.1f} at the beginning)")
+    for column in ("archive", "files", "first sync", "night", "chunks kept / moved / written", "nothing new"):
         table.add_column(column, justify="right")
     table.add_column("official, without the late file", justify="right")
-    for mode in arguments.mode:
-        run_mode(mode, [years for years in (1, 2, 5, 10) if years <= arguments.years], arguments.chunk, table)
+    years = [each for each in (1, 2, 5, 10) if each <= arguments.years]
+    for name, mode in itertools.product(arguments.archive, arguments.mode):
+        run_mode(ARCHIVES[name], mode, years, arguments.chunk, table)
     table.caption = "wall time, processor time, bytes written"
     Console(width=max(170, Console().width)).print(table)
 

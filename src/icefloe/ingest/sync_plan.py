@@ -487,13 +487,15 @@ def _find_unmoved(fresh: IngestPlan, options: IngestOptions) -> dict[str, list[t
     for dataset in fresh.datasets:
         for file in dataset.files:
             run = file.run
-            if run is not None and file.origin[run.dim] == run.start:
-                names = {
-                    options.rename.get(name, name) for each in run.batch.values for name in (each.rpartition("/")[2],)
-                }
-                for path in {join_path(run.group, name) for name in names}:
-                    if path in fresh.arrays and fresh.arrays[path].dims == (run.dim,):
-                        found.setdefault(path, []).append((run.start, run.start + len(run) * run.length))
+            if run is None or file.origin[run.dim] != run.start:
+                continue
+            names = {path.rpartition("/")[2] for path in run.batch.values}
+            names = {options.rename.get(name, name) for name in names}
+            # The names of files have the same values as in the last sync. A function may return others.
+            names |= {run.dim} if isinstance(options.pattern, str) else set()
+            for path in {join_path(run.group, name) for name in names}:
+                if path in fresh.arrays and fresh.arrays[path].dims == (run.dim,):
+                    found.setdefault(path, []).append((run.start, run.start + len(run) * run.length))
     return found
 
 
