@@ -30,13 +30,21 @@ from icefloe.manifests.manifest_plan import (
     cut_table,
     link_manifests,
     pack,
+    pack_parts,
+    place,
     plan_manifests,
     plan_repack,
     topological_order,
 )
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
 from icefloe.model.manifest_conditions import ManifestSplitCondition, ManifestSplitDimCondition
-from icefloe.model.manifest_config import ManifestConfig, ManifestRule, ManifestSet, ManifestSplittingConfig
+from icefloe.model.manifest_config import (
+    ARRAY_PER_MANIFEST,
+    ManifestConfig,
+    ManifestRule,
+    ManifestSet,
+    ManifestSplittingConfig,
+)
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef
 from icefloe.session.change_set import EditBuffer
 
@@ -363,6 +371,38 @@ def test_a_default_set_shares_up_to_its_shared_size(sizes: list[int], split: int
     assert Counter(p for b in bins for p in b.packages) == Counter(listed)
     for packed in bins:
         assert len(packed.packages) == 1 or sum(p.size for p in packed.packages) <= (entry.shared_size or 0)
+
+
+@settings(max_examples=60)
+@given(configurations(), st.lists(st.integers(0, 20), max_size=12))
+def test_the_parts_of_a_worker_share_manifests_and_keep_every_reference(
+    config: ManifestConfig, sizes: list[int]
+) -> None:
+    repo = Repo(config)
+    written = [(repo.nodes[repo.create(f"a{i}", (20,))], dense((n,))) for i, n in enumerate(sizes) if n]
+    packed = list(pack_parts(written, config))
+    for node, table in written:
+        rows = sorted(row for tables in packed if node.id in tables for row in tables[node.id].rows())
+        assert [row[0] for row in rows] == [row[0] for row in table.rows()]
+    alone = sum(len(list(cut_table(node, table, config))) for node, table in written)
+    assert len(packed) <= alone
+    targets = {node.id: config.find_set(place(node, 20, config).target) for node, _ in written}
+    for tables in packed:
+        entries = {targets[node_id] for node_id in tables}
+        assert len(entries) == 1
+        if len(tables) > 1:
+            (entry,) = entries
+            assert entry.arrays_per_manifest is None
+            assert sum(map(len, tables.values())) <= min(entry.split_size or 10**9, entry.shared_size or 10**9)
+
+
+def test_a_worker_with_a_few_chunks_of_many_arrays_writes_few_manifests() -> None:
+    repo = Repo(ManifestConfig())
+    written = [(repo.nodes[repo.create(f"a{i}", (100_000,))], dense((32,))) for i in range(2000)]
+    packed = list(pack_parts(written, repo.config))
+    assert len(packed) == 4 and all(sum(map(len, tables.values())) <= 16_384 for tables in packed)
+    official = list(pack_parts(written[:20], ARRAY_PER_MANIFEST))
+    assert len(official) == 20
 
 
 Spans = st.tuples(st.integers(0, 5), st.integers(1, 3)).map(lambda span: (span[0], span[0] + span[1]))

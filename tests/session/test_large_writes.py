@@ -208,3 +208,40 @@ def test_a_manifest_of_many_arrays_is_read_a_few_times_and_not_for_every_array(s
     assert icefloe.Repository.open(storage).verify().is_clean
     assert manifests <= 2
     assert storage.counts.total.requests < 45
+
+
+@pytest.mark.parametrize("spec_version", GENERATIONS)
+def test_workers_with_chunks_of_many_arrays_share_manifests(spec_version: str) -> None:
+    repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=spec_version)
+    session = repo.writable_session("main")
+    root = zarr.group(session.store)
+    names = [f"v{number:02d}" for number in range(40)]
+    for name in names:
+        root.create_array(name, shape=(6,), chunks=(1,), dtype="i4", fill_value=-1)
+    written = []
+    for worker in range(2):
+        fork = session.fork()
+        group = zarr.open_group(fork.store, mode="r+")
+        for number, name in enumerate(names):
+            group[name][3 * worker : 3 * worker + 3] = number + 100 * worker
+        written.append(fork.write_parts())
+        assert len({part.manifest_id for part in written[-1].parts}) == 1
+    session.link_parts(written)
+    session.commit("workers")
+    assert len(repo.list_manifest_files(repo.lookup_branch("main"))) == 2
+    found = repo.verify()
+    assert found.is_clean, str(found)
+
+    # A commit to one of the arrays leaves the others as they are.
+    session = repo.writable_session("main")
+    changed = zarr.open_group(session.store, mode="r+")
+    changed[names[7]][1:5] = 7
+    session.commit("one array")
+    group = zarr.open_group(repo.readonly_session("main").store, mode="r")
+    for number, name in enumerate(names):
+        expected = np.repeat([number, number + 100], 3)
+        expected[1:5] = 7 if number == 7 else expected[1:5]
+        np.testing.assert_array_equal(group[name][:], expected)
+    assert repo.verify().is_clean
+    repo.rewrite_manifests("again", branch="main")
+    assert repo.verify().is_clean

@@ -286,6 +286,8 @@ class PartRef:
     size_bytes: int
     visible: Extents | None = None
     """The part that is left after the array became smaller. None for all of it."""
+    manifest_count: int | None = None
+    """The references of all arrays in the file. None if it has only those of this part."""
 
     @property
     def box(self) -> Extents:
@@ -298,7 +300,8 @@ class PartRef:
 
     @property
     def info(self) -> ManifestFileInfo:
-        return ManifestFileInfo(self.manifest_id, self.size_bytes, self.count)
+        total = self.count if self.manifest_count is None else self.manifest_count
+        return ManifestFileInfo(self.manifest_id, self.size_bytes, total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -371,6 +371,36 @@ def cut_table(node: ArrayNode, table: ChunkTable, config: ManifestConfig) -> Ite
         yield from halve(take(table, cell.rows), cutting.limit or cell.count)
 
 
+def pack_parts(written: Iterable[tuple[ArrayNode, ChunkTable]], config: ManifestConfig) -> Iterator[PartTables]:
+    """Divide the references of a worker into manifests: arrays of one set share one, up to the size of a split.
+
+    A worker that writes a few chunks of many arrays writes one file, and not one for each array.
+    """
+    waiting: dict[str, PartTables] = {}
+    counts: Counter[str] = Counter()
+    for node, table in written:
+        entry = config.find_set(place(node, math.prod(node.grid), config).target)
+        limit = min((n for n in (entry.split_size, entry.shared_size) if n is not None), default=0)
+        if entry.arrays_per_manifest is not None:
+            limit = 0
+        for cell in cut_table(node, table, config):
+            together = waiting.get(entry.name, {})
+            if together and (node.id in together or counts[entry.name] + len(cell) > limit):
+                # The larger one is full enough. The other one waits for more.
+                if len(cell) >= counts[entry.name]:
+                    yield {node.id: cell}
+                    continue
+                yield waiting.pop(entry.name)
+                counts[entry.name] = 0
+            waiting.setdefault(entry.name, {})[node.id] = cell
+            counts[entry.name] += len(cell)
+    yield from waiting.values()
+
+
+PartTables = dict[NodeId, ChunkTable]
+"""The references of a manifest, by array."""
+
+
 def _known_boxes(node: ArrayNode) -> Boxes:
     return box_array([ref.extents for ref in node.manifests if ref.extents], len(node.grid))
 
@@ -650,9 +680,9 @@ def build_output(
     if output.fresh:
         assert isinstance(edits, BulkEdits), "only these have fresh arrays"
         parts.append(edits.fresh.select(edits.fresh.positions(output.fresh)))
-    if not parts and len(together) <= _FEW_ARRAYS:
+    if not parts:
         if together:
-            yield _built(dict(sorted(together.items())), new_id())
+            yield build_manifest(together, new_id())
         return
     tables = concat_tables([join_tables(together), *parts]).by_id()
     if len(tables):
@@ -703,6 +733,13 @@ def build_slice(slice_: OutputSlice, fetch: Fetch, change: ArrayEdits | None) ->
 
 def _is_all(rows: Rows | None) -> bool:
     return isinstance(rows, slice) and rows == slice(None)
+
+
+def build_manifest(tables: Mapping[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
+    """A manifest with the references of some arrays."""
+    if len(tables) <= _FEW_ARRAYS:
+        return _built(dict(sorted(tables.items())), manifest_id)
+    return _built_together(join_tables(tables).by_id(), manifest_id)
 
 
 def _built(tables: Mapping[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:

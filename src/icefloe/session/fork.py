@@ -25,9 +25,9 @@ from icefloe.manifests.cells import (
     overlapping_pairs,
 )
 from icefloe.manifests.chunk_columns import drop_tombstones, find_rows, same_references, take
-from icefloe.manifests.manifest_plan import cut_table
+from icefloe.manifests.manifest_plan import build_manifest, pack_parts
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Node, Snapshot
+from icefloe.model.snapshot import ArrayNode, Extents, Node, Snapshot
 from icefloe.session.change_set import ChangeSet, EditBuffer
 from icefloe.session.open_repository import RepositoryContext, WriterStart
 from icefloe.session.rebase import VersionSelection
@@ -62,10 +62,16 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
     parts: list[PartRef] = []
     paths: dict[NodeId, str] = {}
     cleared: dict[NodeId, ClearedChunks] = {}
+    stored: list[tuple[ArrayNode, ChunkTable]] = []
 
-    async def write(node_id: NodeId, cell: ChunkTable) -> PartRef:
-        info = await work.context.metadata_files.write_manifest(Manifest(fresh_id(), {node_id: cell}))
-        return PartRef(info.id, node_id, cell.extents(), len(cell), info.size_bytes)
+    async def write(tables: Mapping[NodeId, ChunkTable]) -> list[PartRef]:
+        built = build_manifest(tables, fresh_id())
+        info = await work.context.metadata_files.write_manifest(built.manifest)
+        total = sum(map(len, tables.values()))
+        return [
+            PartRef(info.id, node_id, built.refs[node_id].extents, len(table), info.size_bytes, manifest_count=total)
+            for node_id, table in tables.items()
+        ]
 
     for node_id, edits in view.changes.edits.items():
         table = edits.to_table()
@@ -81,9 +87,11 @@ async def write_parts(work: SessionState, label: str = "") -> WrittenParts:
         if len(deleted):
             cleared[node_id] = ClearedChunks.of(deleted)
             table = drop_tombstones(table)
-        cut = iter(cut_table(node, table, config) if len(table) else ())
-        while cells := list(islice(cut, _WRITES_AT_ONCE)):
-            parts += await asyncio.gather(*(write(node_id, cell) for cell in cells))
+        if len(table):
+            stored.append((node, table))
+    packed = pack_parts(stored, config)
+    while several := list(islice(packed, _WRITES_AT_ONCE)):
+        parts += [part for made in await asyncio.gather(*map(write, several)) for part in made]
     count = sum(part.count for part in parts)
     return WrittenParts(view.base.id, tuple(parts), paths, label, cleared, count)
 
