@@ -388,6 +388,11 @@ class VirtualContainers:
             return self._by_name.get(rest.partition("/")[0])
         return next((container for prefix, container in self._by_prefix if location.startswith(prefix)), None)
 
+    def is_authorized(self, container: VirtualChunkContainer) -> bool:
+        """Whether the caller authorised reads from a container, by its prefix or by a name that the caller gave it."""
+        by_name = container.name if container.name in self._given_names and not container.stored else None
+        return container_prefix(container.url_prefix) in self._credentials or by_name in self._credentials
+
     def check_locations(self, locations: Any) -> StringColumn:
         """A column of distinct locations in one spelling, each covered by a container; VirtualChunkError otherwise.
 
@@ -434,10 +439,10 @@ class VirtualContainers:
         container = self.find_container(location)
         if container is None:
             raise self._uncovered(location)
+        if not self.is_authorized(container):
+            raise no_authorization(location, container)
         prefix = container_prefix(container.url_prefix)
         by_name = container.name if container.name in self._given_names and not container.stored else None
-        if prefix not in self._credentials and by_name not in self._credentials:
-            raise no_authorization(location, container)
         credentials = self._credentials.get(prefix, self._credentials.get(by_name or ""))
         url = normalise_location(self.absolute(location))
         if not url.startswith(prefix):

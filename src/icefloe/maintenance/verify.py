@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from icefloe.chunks.virtual_containers import no_authorization
 from icefloe.errors import (
     FormatError,
     IcefloeError,
@@ -291,9 +292,21 @@ class _Verification:
         async def check(location: str) -> tuple[str, list[Damage] | str]:
             return location, await check_file(self.context, location, self.files.uses[location])
 
-        locations = [
-            each for each in sorted(self.files.uses) if self.context.containers.find_container(each) is not None
-        ]
+        containers = self.context.containers
+        locations: list[str] = []
+        refused: dict[str, str] = {}
+        for each in sorted(self.files.uses):
+            container = containers.find_container(each)
+            if container is None:
+                continue
+            if containers.is_authorized(container):
+                locations.append(each)
+                continue
+            # An archive may have millions of files. Those of one container have one reason.
+            if container.url_prefix not in refused:
+                reason = str(no_authorization(each, container)).partition("\n")[0]
+                refused[container.url_prefix] = reason.replace(each, "it")
+            self._add_unchecked(each, refused[container.url_prefix])
         async for location, found in report_each(
             "check virtual files", stream_bounded(check, locations), len(locations)
         ):
@@ -301,11 +314,13 @@ class _Verification:
                 self.checked["virtual_files"] = self.checked.get("virtual_files", 0) + 1
                 self.damages += found
                 continue
-            chunks = sum(use.chunks for use in self.files.uses[location].values())
             # Reasons contain the file. Files of one folder that cannot be checked are reported together.
-            reason = found.replace(location, "it")
-            known = self.unchecked.get(reason, Unchecked(reason, 0, 0, location))
-            self.unchecked[reason] = replace(known, files=known.files + 1, chunks=known.chunks + chunks)
+            self._add_unchecked(location, found.replace(location, "it"))
+
+    def _add_unchecked(self, location: str, reason: str) -> None:
+        chunks = sum(use.chunks for use in self.files.uses[location].values())
+        known = self.unchecked.get(reason, Unchecked(reason, 0, 0, location))
+        self.unchecked[reason] = replace(known, files=known.files + 1, chunks=known.chunks + chunks)
 
     # -- logs -----------------------------------------------------------------------------------------------------
 
