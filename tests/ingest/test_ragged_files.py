@@ -25,7 +25,7 @@ from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.sync import sync_local
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_grid
+from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_array_shape, parse_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
@@ -113,6 +113,31 @@ def test_chunk_lengths_agree_with_a_list_of_cells(lengths: list[int], data: Any)
     document = {"chunk_grid": grid_document([found, ChunkLengths(4)])}
     assert parse_grid(json.loads(json.dumps(document))) == (found, ChunkLengths(4))
     assert sum(cut_cells(length, lengths[0])) == length
+
+
+@given(
+    st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=1, max_size=8).map(lambda each: tuple(each)),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_chunk_lengths_of_many_cells_are_those_of_each_cell(
+    each: int | tuple[int, ...], cells: int, data: st.DataObject
+) -> None:
+    """Also behind the last chunk with a length of its own."""
+    found = ChunkLengths(each)
+    numbers = np.arange(found.count(cells))
+    assert found.starts(cells).tolist() == [found.start(index) for index in numbers.tolist()]
+    assert found.starts_of(numbers).tolist() == found.starts(cells).tolist()
+    assert found.lengths(numbers).tolist() == list(found.of(cells))
+    assert found.indices(np.arange(cells)).tolist() == [found.index(cell) for cell in range(cells)]
+    document = {"shape": [cells], "chunk_grid": grid_document([found])}
+    counted = parse_array_shape(json.loads(json.dumps(document))).grid
+    assert counted == (len(numbers),) or (not isinstance(each, int) and cells > sum(each))
+    first = data.draw(st.integers(0, cells - 1))
+    end = data.draw(st.integers(first + 1, cells))
+    part = found.part(first, end)
+    inner = {start - first for start in found.starts(end).tolist() if start > first}
+    assert {0, *inner} == set(part.starts(end - first).tolist())
 
 
 @needs_grids

@@ -493,6 +493,14 @@ class ChunkLengths:
         found = np.concatenate([own, more])
         return found[found < cells]
 
+    def starts_of(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The first cells of chunks. The same as `start` for each of them."""
+        if isinstance(self.each, int):
+            return np.asarray(indices * self._last)
+        own = np.array(self._starts, dtype=np.int64)
+        known = np.minimum(indices, len(own) - 1)
+        return np.asarray(own[known] + (indices - known) * self._last)
+
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The lengths of chunks. The same as `length` for each of them."""
         own = np.array(() if isinstance(self.each, int) else self.each, dtype=np.int64)

@@ -158,7 +158,8 @@ def read_blocks(scan: Scan, part: BlockPart) -> Iterator[Block]:
         # A scan has such chunks only if they are enabled where it was planned. A worker has settings of its own.
         enable_variable_grids()
     coordinates = part.coordinates()
-    found = [tuple(_indices(scan, axis, c) for axis, c in enumerate(row)) for row in coordinates.tolist()]
+    along = [_indices(scan, axis, coordinates[:, axis]) for axis in range(coordinates.shape[1])]
+    found = list(zip(*along, strict=True)) if along else [()] * len(coordinates)
     kept = [number for number, indices in enumerate(found) if all(map(len, indices))]
     indices = [found[number] for number in kept]
     streams = [_read_variable(scan, variable, coordinates[kept], indices) for variable in scan.grid.variables]
@@ -173,10 +174,8 @@ def _read_variable(
     if not chunks.is_direct or variable.chunks != scan.grid.block:
         yield from _read_windows(chunks.array, indices)
         return
-    starts = [each.starts(n) for each, n in zip(scan.grid.block, scan.grid.shape, strict=True)]
-    origins = (
-        np.stack([each[coordinates[:, axis]] for axis, each in enumerate(starts)], axis=1) if starts else coordinates
-    )
+    starts = [each.starts_of(coordinates[:, axis]) for axis, each in enumerate(scan.grid.block)]
+    origins = np.stack(starts, axis=1) if starts else coordinates
     parts = [
         ChunkPart(tuple(i - o for i, o in zip(each, origin, strict=True)))
         for each, origin in zip(indices, origins.tolist(), strict=True)
@@ -200,13 +199,14 @@ def _read_windows(array: zarr.Array[Any], indices: Sequence[Indices]) -> Iterato
             yield values
 
 
-def _indices(scan: Scan, axis: int, block: int) -> npt.NDArray[np.int64]:
-    lengths = scan.grid.block[axis]
-    first, end = lengths.start(block), min(lengths.start(block + 1), scan.grid.shape[axis])
-    mask = scan.masks[axis]
+def _indices(scan: Scan, axis: int, blocks: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """Return the positions of the cells of blocks along a dimension that masks do not exclude."""
+    lengths, mask = scan.grid.block[axis], scan.masks[axis]
+    ends = np.minimum(lengths.starts_of(blocks + 1), scan.grid.shape[axis])
+    bounds = zip(lengths.starts_of(blocks).tolist(), ends.tolist(), strict=True)
     if mask is None:
-        return np.arange(first, end)
-    return np.flatnonzero(mask[first:end]) + first
+        return [np.arange(first, end) for first, end in bounds]
+    return [np.flatnonzero(mask[first:end]) + first for first, end in bounds]
 
 
 def read_cells(scan: Scan, part: BlockPart) -> Iterator[pa.RecordBatch]:

@@ -459,10 +459,10 @@ def split_rows(target: Target, table: pa.Table, *, drop_off_grid: bool = False) 
         return
     blocks = np.zeros(len(table), dtype=np.int64)
     offsets = np.zeros(len(table), dtype=np.int64)
-    for index, lengths, size, count in zip(indices, target.block, target.shape, target.blocks, strict=True):
+    for index, lengths, count in zip(indices, target.block, target.blocks, strict=True):
         at = lengths.indices(index)
         blocks = blocks * count + at
-        offsets = offsets * lengths.longest + index - lengths.starts(size)[at]
+        offsets = offsets * lengths.longest + index - lengths.starts_of(at)
     order = np.argsort(blocks, kind="stable")
     blocks, offsets = blocks[order], offsets[order]
     columns = [encode_column(v.name, v.coding, _whole(table, v.name), v.fill_value)[order] for v in target.variables]
