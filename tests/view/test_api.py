@@ -14,7 +14,7 @@ from tests.view.samples import HOSTILE, Client, hostile, stored_temperature, tem
 
 import icefloe
 from icefloe import SpecVersion
-from icefloe.ingest.pyramid import pyramid_local
+from icefloe.ingest.derived_arrays import pyramid_local
 from icefloe.model.zarr_document import ChunkLengths, as_lengths
 from icefloe.view.server import ViewServer
 from icefloe.view.slices import SliceRequest, plan_slice, touched

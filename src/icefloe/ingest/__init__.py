@@ -5,15 +5,14 @@ Modules
 - `access`: Read the bytes of sources. Local files are read directly, other files through a storage.
 - `array_plan`: The plan of one target array, the conversion of source values to its values, and what a sync changes
   in it.
-- `best_estimate`: Best-estimate views of forecasts.
 - `catalogue`: The catalogue of a synced group: which version of which source is where in its arrays.
 - `cf`: CF conventions: times in any calendar, packed numbers, missing values.
 - `chunk_grids`: Chunk grids: coordinates of chunks, boxes, and tables of references built from columns.
+- `derived_arrays`: Arrays that are made of others: best-estimate views of forecasts, and overviews of large arrays.
 - `local_ingest`: Run a whole ingest in one process, without Spark, and read what the repository has.
 - `members`: The datasets of an ingest: one member per file and group, and what differs between members.
 - `placement`: The positions of the cells of each file in the combined arrays and in the arrays of the repository.
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
-- `pyramid`: Overviews of large arrays.
 - `record`: What a repository stores about its sources: lists of ingested files and containers, and how files
   changed since.
 - `runs`: Runs: unchanged sources that a sync plans together, like one source.

@@ -1,8 +1,10 @@
 """Ingest: files of many formats to one consistent repository. Usable without Spark."""
 
 from icefloe.ingest.access import SourceAccess as SourceAccess
-from icefloe.ingest.best_estimate import BestEstimate as BestEstimate
-from icefloe.ingest.best_estimate import best_estimate as best_estimate
+from icefloe.ingest.derived_arrays import BestEstimate as BestEstimate
+from icefloe.ingest.derived_arrays import PyramidResult as PyramidResult
+from icefloe.ingest.derived_arrays import best_estimate as best_estimate
+from icefloe.ingest.derived_arrays import pyramid_local as pyramid_local
 from icefloe.ingest.local_ingest import IngestResult as IngestResult
 from icefloe.ingest.local_ingest import SessionSink as SessionSink
 from icefloe.ingest.local_ingest import ingest_local as ingest_local
@@ -16,8 +18,6 @@ from icefloe.ingest.placement import Existing as Existing
 from icefloe.ingest.placement import ExistingArray as ExistingArray
 from icefloe.ingest.plan import IngestPlan as IngestPlan
 from icefloe.ingest.plan import plan_ingest as plan_ingest
-from icefloe.ingest.pyramid import PyramidResult as PyramidResult
-from icefloe.ingest.pyramid import pyramid_local as pyramid_local
 from icefloe.ingest.record import SourceChanges as SourceChanges
 from icefloe.ingest.record import explain_authorisation as explain_authorisation
 from icefloe.ingest.record import ingest_metadata as ingest_metadata

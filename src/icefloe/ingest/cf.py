@@ -685,3 +685,16 @@ def halve(
     if packing.fills and packing.fill == packing.fill:
         result = np.where(np.isnan(result), packing.fill, result)
     return np.asarray(result).astype(dtype)
+
+
+def whole_nanoseconds(values: npt.NDArray[Any], unit_ns: int) -> npt.NDArray[np.int64]:
+    """Times as whole nanoseconds."""
+    if values.dtype.kind in "mM":
+        return values.astype(f"{values.dtype.kind}8[ns]").astype(np.int64)
+    scaled = values.astype(np.float64) * unit_ns
+    if not np.isfinite(scaled).all() or (np.abs(scaled) >= 2.0**62).any():
+        raise InvalidInputError("reference times and steps must be numbers within 140 years of the units' date")
+    if values.dtype.kind in "iu":
+        return values.astype(np.int64) * np.int64(unit_ns)
+    # Fractions of hours are rounded to the microsecond, which is finer than any forecast.
+    return np.rint(scaled / 1000).astype(np.int64) * 1000

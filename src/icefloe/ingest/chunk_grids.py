@@ -352,3 +352,76 @@ def find_recipes(boxes: Iterable[SourceBox], grid: Sequence[ChunkLengths]) -> di
             else:
                 cells.setdefault(position, []).append((box.version, box.variable, relative, lengths))
     return {position: tuple(sorted(each, key=lambda cell: cell[2])) for position, each in cells.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LevelGrids:
+    """The chunk grids of an array and of its overviews. Level 0 is the array, and every level halves two dimensions.
+
+    The chunks of the overviews have one length along these dimensions, the longest of the array. Along the others they
+    have the lengths of the array.
+    """
+
+    cells: tuple[int, ...]
+    """The shape of the array."""
+    grid: tuple[ChunkLengths, ...]
+    """The chunk lengths of the array."""
+    axes: tuple[int, int]
+    """The dimensions that are halved."""
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether all chunks of the array have one shape."""
+        return all(each.is_regular for each in self.grid)
+
+    def shape(self, level: int) -> tuple[int, ...]:
+        """The number of cells of a level along each dimension."""
+        return tuple(-(-n // (1 << level)) if axis in self.axes else n for axis, n in enumerate(self.cells))
+
+    def chunks(self, level: int) -> tuple[ChunkLengths, ...]:
+        """The chunk lengths of a level."""
+        if not level:
+            return self.grid
+        return tuple(ChunkLengths(g.longest) if axis in self.axes else g for axis, g in enumerate(self.grid))
+
+    def counts(self, level: int) -> tuple[int, ...]:
+        """The number of chunks of a level along each dimension."""
+        return tuple(each.count(n) for each, n in zip(self.chunks(level), self.shape(level), strict=True))
+
+    def region(self, level: int, coords: Sequence[int]) -> ChunkRegion:
+        """The cells of a chunk of a level."""
+        found = zip(coords, self.chunks(level), self.shape(level), strict=True)
+        return tuple(slice(each.start(i), min(each.start(i + 1), n)) for i, each, n in found)
+
+    def above(self, changed: npt.NDArray[np.int64], level: int) -> npt.NDArray[np.int64]:
+        """The chunks of a level that depend on chunks of the array."""
+        first, last = changed.copy(), changed.copy()
+        for axis in self.axes:
+            lengths, n = self.grid[axis], self.cells[axis]
+            ends = np.minimum(lengths.starts_of(changed[:, axis] + 1), n)
+            first[:, axis] = (lengths.starts_of(changed[:, axis]) >> level) // lengths.longest
+            last[:, axis] = ((ends - 1) >> level) // lengths.longest
+        if not len(changed):
+            return changed
+        # In a variable grid, the cells of a chunk can be in several chunks of the level.
+        steps = all_coords(((last - first).max(axis=0) + 1).tolist()).astype(np.int64)
+        every = (first[:, np.newaxis] + steps).reshape(-1, changed.shape[1])
+        return np.unique(every[(every <= np.repeat(last, len(steps), axis=0)).all(axis=1)], axis=0)
+
+    def first_new(self, before: Sequence[ChunkLengths], shape: Sequence[int]) -> list[int] | None:
+        """The first chunk of the array along each dimension that has other cells than before.
+
+        None if the overviews cannot keep any chunk.
+        """
+        found = []
+        for axis, (old, new, n, count) in enumerate(zip(before, self.grid, shape, self.counts(0), strict=True)):
+            found.append(count)
+            if old == new:
+                continue
+            was, now = old.of(n), new.of(n)
+            differ = [index for index, pair in enumerate(zip(was, now, strict=False)) if pair[0] != pair[1]]
+            if (differ and axis in self.axes) or len(now) < len(was) or old.is_regular != new.is_regular:
+                return None
+            if differ:
+                found[-1] = differ[0]
+        return found

@@ -18,8 +18,7 @@ from pyspark.sql import SparkSession
 from icefloe.blocking import run_blocking
 from icefloe.codec_pipeline import check_grid
 from icefloe.errors import AlreadyExistsError, InvalidInputError, NodeNotFoundError
-from icefloe.ingest.local_ingest import SessionSink
-from icefloe.ingest.pyramid import (
+from icefloe.ingest.derived_arrays import (
     Method,
     PyramidPlan,
     PyramidRequest,
@@ -31,6 +30,7 @@ from icefloe.ingest.pyramid import (
     pyramid_local,
     write_levels,
 )
+from icefloe.ingest.local_ingest import SessionSink
 from icefloe.model.chunk_table import Coords
 from icefloe.model.snapshot import ArrayNode
 from icefloe.model.zarr_document import ChunkLengths, grid_document, parse_grid

@@ -29,7 +29,7 @@ import zarr
 from icefloe.codec_pipeline import prefer_fast_pipeline
 from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.ingest.cf import CIVIL_CALENDARS, find_time_units, format_coordinate, packing_of, unpack, unpacked_dtype
-from icefloe.ingest.pyramid import PYRAMID_KEY
+from icefloe.ingest.derived_arrays import PYRAMID_KEY
 from icefloe.model.snapshot import ArrayNode, GroupNode
 from icefloe.model.zarr_document import ChunkLengths, as_lengths
 from icefloe.session.session import Session
