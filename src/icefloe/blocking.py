@@ -23,7 +23,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -52,7 +52,16 @@ SYSTEM = Environment()
 _CURRENT: ContextVar[Environment] = ContextVar("icefloe_environment", default=SYSTEM)
 
 
-_TURNS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, asyncio.Lock]] = (
+class _Queue:
+    """The tasks that take turns."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.begun = 0
+        """How many turns there were."""
+
+
+_TURNS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Hashable, _Queue]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -60,7 +69,7 @@ _TURNS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDi
 class Turn:
     """Lets tasks of one event loop do something one after the other.
 
-    A task that has waited for the longest time goes on without its turn, because another one may hang.
+    A task goes on without its turn if no other turn has begun for the longest time: the task whose turn it is may hang.
 
     Parameters
     ----------
@@ -77,30 +86,50 @@ class Turn:
     """
 
     def __init__(self, key: Hashable, longest_wait: float) -> None:
-        self._lock = asyncio.Lock()
+        self._queue = _Queue()
         if key is not None:
-            # The lock exists as long as a turn refers to it.
-            locks = _TURNS.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-            self._lock = locks.setdefault(key, self._lock)
+            # The queue exists as long as a turn refers to it.
+            queues = _TURNS.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
+            self._queue = queues.setdefault(key, self._queue)
         self._longest_wait = longest_wait
         self._taken = False
 
     @property
     def is_taken(self) -> bool:
         """Whether another task has its turn."""
-        return self._lock.locked() and not self._taken
+        return self._queue.lock.locked() and not self._taken
 
-    async def __aenter__(self) -> Self:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._longest_wait):
-                await self._lock.acquire()
-                self._taken = True
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    def release(self) -> None:
+        """End the turn before the end of the block."""
         if self._taken:
             self._taken = False
-            self._lock.release()
+            self._queue.lock.release()
+
+    async def __aenter__(self) -> Self:
+        lock = self._queue.lock
+        if not lock.locked():
+            self._taken = await lock.acquire()
+        else:
+            await self._wait(asyncio.ensure_future(lock.acquire()))
+        self._queue.begun += 1
+        return self
+
+    async def _wait(self, acquiring: asyncio.Future[bool]) -> None:
+        try:
+            begun = -1
+            while not acquiring.done() and begun != self._queue.begun:
+                begun = self._queue.begun
+                await asyncio.wait([acquiring], timeout=self._longest_wait)
+        except BaseException:
+            if acquiring.done():
+                self._queue.lock.release()
+            acquiring.cancel()
+            raise
+        self._taken = acquiring.done()
+        acquiring.cancel()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
 
 
 def current_environment() -> Environment:

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -238,6 +238,15 @@ class MetadataFiles:
         if anew:
             return await self._snapshots.renew(snapshot_id, load)
         return await self._snapshots.get(snapshot_id, load, load_now)
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot in the cache that another repository of this process wrote."""
+        self._snapshots.put(snapshot.id, snapshot, SNAPSHOT_NODE_BYTES * (len(snapshot.nodes) + len(snapshot.history)))
+
+    def keep_manifests(self, manifests: Iterable[Manifest]) -> None:
+        """Keep manifests in the cache that another repository of this process wrote."""
+        for manifest in manifests:
+            self._manifests.put((manifest.id, _DECODED), manifest, manifest.nbytes)
 
     def has_snapshot(self, snapshot_id: ObjectId) -> bool:
         """Whether a snapshot is cached or being loaded."""

@@ -44,6 +44,18 @@ class FolderCounts(WrappedStorage):
         return wrapper
 
 
+class ProcessStorage(WrappedStorage):
+    """The storage of one process. Writers with different ones share nothing in memory."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return ProcessStorage(inner)
+
+
 @dataclass(frozen=True)
 class Contended:
     """How some writers fared."""
@@ -91,12 +103,19 @@ async def commit_repeatedly(repo: icefloe.Repository, layout: str, writer: int, 
         await session.commit_async(f"{writer} {number}", rebase_with=icefloe.ConflictDetector(), rebase_tries=10_000)
 
 
-def run_writers(inner: Storage, layout: str, writers: int, commits: int, seed: int = 1) -> Contended:
-    """Let writers commit at the same time, each with a repository of its own."""
+def run_writers(
+    inner: Storage, layout: str, writers: int, commits: int, seed: int = 1, *, processes: int | None = None
+) -> Contended:
+    """Let writers commit at the same time, each with a repository of its own.
+
+    Each has a process of its own, unless the number of processes is given.
+    """
 
     async def run() -> Contended:
         counting = FolderCounts(inner)
-        repos = [await icefloe.Repository.open_async(SlowStorage(counting, LATENCY_SECONDS)) for _ in range(writers)]
+        slow = SlowStorage(counting, LATENCY_SECONDS)
+        storages = [ProcessStorage(slow) for _ in range(processes or writers)]
+        repos = [await icefloe.Repository.open_async(storages[w % len(storages)]) for w in range(writers)]
         for repo in repos:
             await repo.readonly_session_async("main")
         known = len([info async for info in repos[0].async_ancestry(branch="main")])

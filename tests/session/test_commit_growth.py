@@ -13,7 +13,7 @@ from icefloe.blocking import run_blocking
 from icefloe.ids import new_object_id
 from icefloe.ledger.repository import DOTTED, RefContent
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
-from icefloe.session.commit import HISTORY_LENGTH
+from icefloe.session.commit_files import HISTORY_LENGTH
 from icefloe.storage.build import in_memory_storage
 from icefloe.storage.memory import MemoryStorage
 from icefloe.storage.wrappers import MethodMetrics

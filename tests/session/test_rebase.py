@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import icefloe
 from icefloe import BasicConflictSolver, ConflictDetector, ConflictType, VersionSelection
-from icefloe.session.commit import longest_pause
+from icefloe.session.races import longest_pause
 
 
 @pytest.fixture

@@ -62,6 +62,11 @@ def test_chunks_that_a_session_moved_are_not_lost_when_others_pack_expire_and_co
     simulate(generation, FIRST, 20, "--profile", "moves")
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_threads_of_one_process_that_commit_at_the_same_time_break_no_promise(generation: str) -> None:
+    simulate(generation, FIRST, 20, "--profile", "pool")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("batch", range(4))

@@ -42,7 +42,7 @@ from icefloe.model.snapshot import (
 )
 from icefloe.model.zarr_document import join_attributes
 from icefloe.session.ancestry import chunks_in_boxes, compare_snapshots, fetch_log
-from icefloe.session.commit import HISTORY_LENGTH
+from icefloe.session.commit_files import HISTORY_LENGTH
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Storage
 

@@ -179,6 +179,10 @@ class Icechunk2Ledger(Ledger):
         if isinstance(other, Icechunk2Ledger):
             self._seen_by_other = other._seen
 
+    def note_tip(self, branch: str, tip: Tip) -> None:
+        if isinstance(tip.collection, SeenRepo):
+            self._seen = tip.collection
+
     def recall_tip(self, branch: str) -> ObjectId | None:
         return None if self._seen is None else self._seen.head.find_branch(branch)
 

@@ -421,6 +421,12 @@ class Ledger(ABC):
         """Snapshots that a branch had since a tip, as far as they are known without a request."""
         return ()
 
+    def expect_tip(self, branch: str, tip: Tip) -> None:
+        """Begin the next search for the newest ref of a branch at a tip that another ledger of this process wrote."""
+
+    def note_tip(self, branch: str, tip: Tip) -> None:
+        """Take over a tip that another ledger of this process has just written to the same storage."""
+
     def learn_from(self, other: Ledger) -> None:
         """Use the state that another ledger of the same repository read, to compare it with the current state."""
 

@@ -214,6 +214,7 @@ class RepositoryLedger(QuotingLedger):
         # The last known files of branches. With them, the newest file is found without a listing.
         self._seen: dict[str, _Newest] = {}
         self._looked: dict[str, float] = {}
+        self._expected: dict[str, int] = {}
         self._reads: dict[str, int] = {}
         self._passed: dict[str, deque[tuple[int, ObjectId]]] = {}
 
@@ -235,7 +236,11 @@ class RepositoryLedger(QuotingLedger):
     async def _fetch_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not. None if there never was one."""
         seen, looked = self._seen.get(branch), monotonic_time()
-        newest = None if seen is None else await self._follow(branch, seen)
+        newest, expected = None, self._expected.pop(branch, -1)
+        if seen is not None and expected > seen.sequence:
+            newest = await self._follow(branch, replace(seen, sequence=expected))
+        if seen is not None and newest is None:
+            newest = await self._follow(branch, seen)
         if newest is None:
             newest = await self._search_newest(branch)
         if newest is None:
@@ -268,6 +273,16 @@ class RepositoryLedger(QuotingLedger):
             first, count = first + count, 2 * count
         self._reads.pop(branch, None)
         return None
+
+    def expect_tip(self, branch: str, tip: Tip) -> None:
+        self._expected[branch] = tip.version_token
+
+    def note_tip(self, branch: str, tip: Tip) -> None:
+        seen = self._seen.get(branch)
+        if seen is not None and seen.sequence < tip.version_token:
+            content = RefContent(tip.snapshot_id, collection=tip.collection)
+            self._seen[branch] = _Newest(seen.style, tip.version_token, content)
+            self._looked[branch] = monotonic_time()
 
     def _note_passed(self, branch: str, number: int, content: RefContent | None) -> None:
         if content is not None:

@@ -33,15 +33,8 @@ from icefloe.manifests.manifest_plan import ManifestPlan, plan_repack
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Snapshot, SnapshotInfo, TransactionLog
 from icefloe.model.zarr_document import ChunkLengths, document_key, grid_document, parse_document, parse_grid
-from icefloe.session.commit import (
-    CommitRequest,
-    advance_branch,
-    apply_plan,
-    check_references,
-    replace_newest,
-    write_manifests,
-    write_snapshot,
-)
+from icefloe.session.commit import advance_branch, check_references, replace_newest
+from icefloe.session.commit_files import CommitRequest, apply_plan, write_manifests, write_snapshot
 from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictDetector
 from icefloe.session.session import Session, SessionMode

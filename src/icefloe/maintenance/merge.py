@@ -26,7 +26,8 @@ from icefloe.session.ancestry import (
     without_common,
 )
 from icefloe.session.change_set import ChangeSet, EditBuffer, diff_of_changes
-from icefloe.session.commit import CommitRequest, advance_branch, with_parent, write_snapshot
+from icefloe.session.commit import advance_branch
+from icefloe.session.commit_files import CommitRequest, with_parent, write_snapshot
 from icefloe.session.open_repository import RepositoryContext, check_objects
 from icefloe.session.rebase import (
     Conflict,

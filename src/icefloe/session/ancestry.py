@@ -25,6 +25,7 @@ from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
     Diff,
+    Extents,
     GroupNode,
     Move,
     Node,
@@ -109,6 +110,25 @@ def merge_logs(first: TransactionLog, second: TransactionLog) -> TransactionLog:
             if node_id not in gone
         },
         moves=tuple(m for m in moves.values() if m.from_path != m.to_path and m.node_id not in born | gone),
+    )
+
+
+def merge_additions(logs: Sequence[TransactionLog], wanted: Container[NodeId]) -> TransactionLog:
+    """Merge consecutive logs that only add nodes and chunks. Only the chunks of the wanted arrays are listed."""
+    chunks: dict[NodeId, list[npt.NDArray[np.uint32]]] = {}
+    boxes: dict[NodeId, tuple[Extents, ...]] = {}
+    for log in logs:
+        for node_id, coords in log.updated_chunks.items():
+            if node_id in wanted:
+                chunks.setdefault(node_id, []).append(coords)
+        for node_id, written in log.updated_boxes.items():
+            if node_id in wanted:
+                boxes[node_id] = boxes.get(node_id, ()) + written
+    return TransactionLog(
+        new_groups=frozenset().union(*(log.new_groups for log in logs)),
+        new_arrays=frozenset().union(*(log.new_arrays for log in logs)),
+        updated_chunks={node_id: join_coordinates(parts) for node_id, parts in chunks.items()},
+        updated_boxes=boxes,
     )
 
 

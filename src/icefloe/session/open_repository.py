@@ -67,6 +67,7 @@ from icefloe.model.config_value import all_settings, unused_remarks
 from icefloe.model.manifest_conditions import pattern_cost
 from icefloe.model.manifest_config import ARRAY_PER_MANIFEST, SPECIFIED, ManifestConfig, PreloadRules
 from icefloe.model.snapshot import Snapshot, TransactionLog
+from icefloe.session.races import recent_commits
 from icefloe.storage.contract import Storage, Version, Versioned
 
 
@@ -270,6 +271,7 @@ class RepositoryContext:
 
     async def fetch_branch(self, branch: str) -> tuple[Tip, Snapshot]:
         """The tip of a branch and its snapshot, for a commit on top of it."""
+        recent_commits(self.ledger, branch)
         tip = await self.ledger.fetch_tip(branch)
         return tip, await self.fetch_base(branch, tip)
 
@@ -279,6 +281,9 @@ class RepositoryContext:
         A commit copies these quotes, and expiry rewrites them in place. A snapshot that is remembered is good if it was
         read, or written, under the very ref that the branch has now: expiry writes the ref again.
         """
+        written = recent_commits(self.ledger, branch).find_snapshot(tip, self.ledger, branch, self.metadata_files)
+        if written is not None:
+            return written
         if self.ledger.is_current(branch, tip):
             return await self.metadata_files.fetch_snapshot(tip.snapshot_id)
         snapshot = await self.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)

@@ -15,6 +15,7 @@ from icefloe.model.config import RepositoryConfig
 from icefloe.model.snapshot import ArrayNode, Diff, Snapshot
 from icefloe.session import commit as committing
 from icefloe.session.change_set import diff_of_changes
+from icefloe.session.commit_files import CommitRequest
 from icefloe.session.fork import Fork, WrittenParts, link_parts, merge_fork, write_parts
 from icefloe.session.keyspace import KeySpace
 from icefloe.session.open_repository import RepositoryContext, register_writer
@@ -480,7 +481,7 @@ class Session(ChunkMethods, CardMixin):
         self._check_open()
         with self._state.exclusive("commit"):
             branch, _ = self._commit_target(allow_empty=allow_empty)
-            request = committing.CommitRequest(
+            request = CommitRequest(
                 message, self._metadata(metadata), rebase_with, rebase_tries, records_rebases=self._records_rebases
             )
             snapshot = await committing.commit(self._state, branch, request)
@@ -531,7 +532,7 @@ class Session(ChunkMethods, CardMixin):
         self._check_open()
         with self._state.exclusive("amend"):
             branch, tip = self._commit_target(allow_empty=allow_empty)
-            request = committing.CommitRequest(message, self._metadata(metadata))
+            request = CommitRequest(message, self._metadata(metadata))
             snapshot, _ = await committing.amend(self._state, branch, tip, request)
             return self._finish(snapshot)
 
@@ -574,7 +575,7 @@ class Session(ChunkMethods, CardMixin):
         self._check_open()
         with self._state.exclusive("flush"):
             branch, _ = self._commit_target(allow_empty=False)
-            request = committing.CommitRequest(message, self._metadata(metadata))
+            request = CommitRequest(message, self._metadata(metadata))
             snapshot = await committing.write_detached(self._state, branch, request)
             return self._finish(snapshot)
 

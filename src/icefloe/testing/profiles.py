@@ -426,6 +426,30 @@ def _conversions(draw: _ScheduleBuilder) -> None:
         draw.wait(3)
 
 
+def _pool(draw: _ScheduleBuilder) -> None:
+    """Threads of one process that commit to one branch at the same time, and others that move the branch meanwhile."""
+    weights = {"set": 8, "fill": 2, "create": 1, "resize": 0.5, "note": 0.3}
+    for _ in range(draw.random.randint(1, 3)):
+        start = draw.time
+        for lane in range(draw.random.randint(2, 6)):
+            draw.time = start
+            for _ in range(draw.random.randint(1, 3)):
+                draw.time += draw.random.uniform(0, 0.3)
+                solver = draw.pick({"detector": 6, "ours": 1, "theirs": 1, "none": 0.3})
+                draw.add("pool", "transaction", lane, branch="main", edits=draw.edits(2, weights), solver=solver)
+        for _ in range(draw.random.randint(0, 3)):
+            draw.time = start + draw.random.uniform(0, 1.5)
+            verb = draw.pick({"transaction": 3, "amend": 1, "expire": 3, "collect": 2, "compact": 1, "reset": 1})
+            if verb in ("transaction", "amend"):
+                _serve(draw, "others", verb)
+            elif verb == "reset":
+                draw.add("others", verb, branch="main", back=draw.random.randrange(1, 3), guarded=draw.chance(0.7))
+            else:
+                _maintenance(draw, "others", verb)
+        draw.time = start + 5
+        draw.days(0.3)
+
+
 PROFILES: Mapping[str, Callable[[_ScheduleBuilder], None]] = {
     "writers": _writers,
     "service": _service,
@@ -437,12 +461,15 @@ PROFILES: Mapping[str, Callable[[_ScheduleBuilder], None]] = {
     "care": _maintenance_profile,
     "moves": _moves,
     "conversions": _conversions,
+    "pool": _pool,
 }
+_BY_NAME = {"pool"}
+"""Profiles that consecutive seeds leave out. They are asked for by name."""
 
 
 def draw_schedule(generation: str, seed: int, profile: str | None = None) -> Schedule:
-    """The schedule of a seed; without a profile, seeds take turns through all of them."""
-    names = list(PROFILES)
+    """The schedule of a seed; without a profile, seeds take turns through those that need not be asked for."""
+    names = [name for name in PROFILES if name not in _BY_NAME]
     profile = profile or names[seed % len(names)]
     rng = random.Random(f"{generation}/{profile}/{seed}")
     draw = _ScheduleBuilder(rng)

@@ -324,10 +324,13 @@ class SimulatedStorage(Storage):
         return f"SimulatedStorage({self.url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SimulatedStorage) and (self._store is other._store and self._prefix == other._prefix)
+        # Processes share nothing in memory, so the connections of two of them are not the same storage.
+        return isinstance(other, SimulatedStorage) and (
+            self._store is other._store and (self._name, self._prefix) == (other._name, other._prefix)
+        )
 
     def __hash__(self) -> int:
-        return hash((id(self._store), self._prefix))
+        return hash((id(self._store), self._name, self._prefix))
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise InvalidInputError("a simulated storage does not leave its process")
