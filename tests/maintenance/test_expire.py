@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.maintenance.histories import GENERATIONS, INLINE, LARGE, PACKED, Past, make_past, messages, now
 
 import icefloe
+from icefloe.blocking import run_blocking
 from icefloe.ledger.ledger import HistoryChange
 from icefloe.maintenance.expire import ExpiryRequest, RetentionRule, plan_expiry
 from icefloe.maintenance.inventory import History, RefTargets
@@ -262,3 +263,54 @@ def test_a_writer_on_what_is_being_expired_does_not_meet_its_own_changes(
 def _write(session: icefloe.Session, size: int, chunk: int, value: int) -> icefloe.Session:
     zarr.open_array(session.store, path="a", mode="r+")[chunk * size : (chunk + 1) * size] = value
     return session
+
+
+class Overtaken(WrappedStorage):
+    """Does something just before the first replacement of an object."""
+
+    def __init__(self, inner: Storage, before: list[Callable[[], Awaitable[None]]]) -> None:
+        super().__init__(inner)
+        self.before = before
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return Overtaken(inner, self.before)
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        if operation.method == "swap" and self.before:
+            await self.before.pop()()
+        return await call()
+
+
+def test_an_expiry_that_another_writer_overtakes_is_repeated_and_leaves_no_backup_behind() -> None:
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, spec_version="icechunk2")
+    for number in range(4):
+        with repo.transaction("main", message=f"commit {number}") as store:
+            zarr.create_group(store, path=f"g{number}")
+
+    async def commit() -> None:
+        session = await repo.writable_session_async("main")
+        await zarr.api.asynchronous.create_group(store=session.store, path="other")
+        await session.commit_async("meanwhile")
+
+    overtaken = Overtaken(storage, [commit])
+    assert len(icefloe.Repository.open(overtaken).expire_snapshots(now())) == 3
+    assert not overtaken.before
+    kept = [info.message for info in repo.ancestry(branch="main")]
+    assert kept[:2] == ["meanwhile", "commit 3"] and len(kept) == 3
+    backups = run_blocking(storage.list_names("overwritten/"))
+    assert set(backups) == {update.backup_path for update in repo.ops_log()} - {None}
+
+
+def test_a_repository_that_is_set_to_read_only_refuses_an_expiry() -> None:
+    storage = icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, spec_version="icechunk2")
+    with repo.transaction("main", message="one") as store:
+        zarr.create_group(store)
+    with repo.transaction("main", message="two") as store:
+        zarr.create_group(store, path="a")
+    late = icefloe.Repository.open(storage)
+    repo.set_status(icefloe.RepoStatus(icefloe.RepoAvailability.read_only))
+    with pytest.raises(icefloe.ReadOnlyError):
+        late.expire_snapshots(now())
+    assert len(list(late.ancestry(branch="main"))) == 3

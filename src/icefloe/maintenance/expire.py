@@ -239,19 +239,27 @@ _ROUNDS = 20
 
 async def plan_expiry_of(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Plan an expiry."""
-    history = await fetch_history(open_uncached(context))
-    return plan_expiry(history, request, tags_can_go=context.capabilities.deletable_tags)
+    return await _plan(open_uncached(context), request)
+
+
+async def _plan(uncached: UncachedRepository, request: ExpiryRequest) -> ExpiryPlan:
+    history = await fetch_history(uncached)
+    return plan_expiry(history, request, tags_can_go=uncached.format.capabilities.deletable_tags)
 
 
 @traced("expire_snapshots")
 async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Remove old snapshots from history. Their files stay until garbage is collected."""
-    return await apply_expiry(context, await plan_expiry_of(context, request))
+    uncached = open_uncached(context)
+    plan = await _plan(uncached, request)
+    context.ledger.learn_from(uncached.ledger)
+    return await apply_expiry(context, plan)
 
 
 async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPlan:
     """Apply a plan."""
-    await context.check_writable()
+    if plan.change.is_empty() or not context.ledger.expires_at_once:
+        await context.check_writable()
     if plan.change.is_empty():
         if context.official_rules:
             await context.ledger.log_expiry()
