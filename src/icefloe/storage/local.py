@@ -891,11 +891,8 @@ def _info(key: str, found: os.stat_result) -> ObjectInfo:
 
 
 def _next_page(walking: Iterator[tuple[str, str]], size: int) -> tuple[list[ObjectInfo], bool]:
-    page = list(itertools.islice(walking, size))
-    found = []
+    page, found = list(itertools.islice(walking, size)), []
     for key, path in page:
-        try:
+        with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
             found.append(_info(key, os.stat(path)))
-        except FileNotFoundError:
-            continue  # deleted since the folder was read
     return found, len(page) < size
