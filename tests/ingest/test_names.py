@@ -70,6 +70,27 @@ def test_a_file_that_does_not_match_is_an_error_with_its_name_and_the_pattern(tm
         assert name in str(caught.value) and "t2m_{time:%Y%m%d}.nc" in str(caught.value)
 
 
+@given(
+    st.lists(st.sampled_from(["%Y", "%m", "%d", "%j", "%H", "%M", "%S", "%b"]), unique=True, min_size=1),
+    st.datetimes(),
+    st.booleans(),
+)
+def test_a_time_in_a_name_is_the_one_that_strptime_finds(kinds: list[str], time: dt.datetime, is_wrong: bool) -> None:
+    texts = {kind: f"{time.year:04}" if kind == "%Y" else time.strftime(kind) for kind in kinds}
+    if is_wrong and "%d" in texts:
+        texts["%d"] = "31"  # some months have no such day
+    url, pattern = f"file:///f_{'_'.join(texts.values())}.nc", f"f_{{time:{'_'.join(texts)}}}.nc"
+    try:
+        expected = dt.datetime.strptime(f"{' '.join(texts.values())} +0000", f"{' '.join(texts)} %z")
+    except ValueError:
+        with pytest.raises(InvalidInputError, match="has no time"):
+            name_values(url, pattern)
+        return
+    found = name_values(url, pattern)["time"]
+    unit = str(found.units).split()[0]
+    assert found.value == (expected - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(**{unit: 1})
+
+
 def test_values_of_one_name_must_agree() -> None:
     with pytest.raises(InvalidInputError, match="two values of time"):
         name_values("file:///1971/x19700101.nc", "{time:%Y}/x{time:%Y%m%d}.nc")
