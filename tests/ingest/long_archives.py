@@ -383,12 +383,14 @@ def draw_grid_kind(draw: random.Random) -> GridKind:
     )
     if mode == "native" and draw.random() < 0.2:
         options = {**options, "longitudes": "-180..180"}
+    arranged_dims = {*options.get("sort", ()), *options.get("flip", ())}
     return GridKind(
         ((24,), (10, 4), (6, 3, 2))[rank - 1],
         tuple(draw.choice((1, 1, 2, 3)) for _ in dims),
         mode,
         named,
-        scalar=rank == 1 and not named and draw.random() < 0.4,
+        # Files without a dimension cannot be sorted along it.
+        scalar=rank == 1 and not named and draw.random() < 0.4 and "time" not in arranged_dims,
         step_first=draw.random() < 0.3,
         options=options,
         vanished=draw.choice(("remove", "remove", "keep")) if mode == "native" else "remove",
