@@ -408,7 +408,7 @@ def _digits(value: float) -> str:
 
 def draw_growth(results: Results, target: Path) -> None:
     """Seconds and memory over the number of references, on logarithmic axes, a line for each step."""
-    figure = report.figure_of(11, 8)
+    figure = report.figure_of(13, 8)
     axes = figure.subplots(2, 2, sharex=True)
     for row, (layout, title) in enumerate(LAYOUTS.items()):
         for column, (name, label, least) in enumerate(
@@ -422,8 +422,9 @@ def draw_growth(results: Results, target: Path) -> None:
                     if key.startswith(f"{layout}/") and key.endswith(f"/{step}")
                 )
                 if points:
-                    marker = "os^vDP*Xd<>"[number % 11]
-                    here.plot(*zip(*points, strict=True), marker=marker, label=step, linewidth=1.3, markersize=4)
+                    looks = {"marker": "os^vDP*Xd<>"[number % 11], "color": f"C{number % 10}"}
+                    looks["linestyle"] = "-" if number < 10 else "--"
+                    here.plot(*zip(*points, strict=True), label=step, linewidth=1.3, markersize=4, **looks)
             here.set_xscale("log")
             here.set_yscale("log")
             here.set_title(f"{title}: {label}", fontsize=10, loc="left")
@@ -431,7 +432,9 @@ def draw_growth(results: Results, target: Path) -> None:
             here.spines[["top", "right"]].set_visible(False)
     for here in axes[1]:
         here.set_xlabel("references")
-    axes[0][0].legend(frameon=False, fontsize=7)
+    # A layout may lack steps. The legend has every line once, beside the axes.
+    lines = {line.get_label(): line for here in axes.flat for line in here.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False, fontsize=8)
     report.save(figure, target)
 
 
