@@ -15,7 +15,7 @@ from icefloe.blocking import run_blocking
 from icefloe.ingest.record import METADATA_KEY, MOST_TEXTS, ingested_sources, keep_record
 from icefloe.maintenance.inventory import list_side_objects
 from icefloe.model.snapshot import INGESTED_FOLDER, INGESTED_KEY
-from icefloe.session import commit
+from icefloe.session import commit_files
 
 WIDTH = 8
 
@@ -146,7 +146,7 @@ def test_commits_of_somebody_who_does_not_take_the_list_over_do_not_hide_it(monk
     session = repo.writable_session("main")
     zarr.open_group(session.store, mode="a").create_group("foreign")
     with monkeypatch.context() as patched:
-        patched.setattr(commit, "inherit_metadata", lambda parent, own, changed: own)
+        patched.setattr(commit_files, "inherit_metadata", lambda parent, own, changed: own)
         session.commit("as another package commits")
     assert INGESTED_KEY not in repo.lookup_snapshot(repo.lookup_branch("main")).metadata
     assert repo.lookup_branch("main") != tip and _known(repo) == first
