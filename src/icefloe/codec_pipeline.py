@@ -26,9 +26,6 @@ from zarr.core.buffer import NDBuffer, cpu
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
-import icefloe.grib_codec
-import icefloe.hdf5_codec
-import icefloe.tiff_codec  # noqa: F401 - these modules register their codecs with zarr
 from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks
 from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.model.chunk_table import batches_up_to

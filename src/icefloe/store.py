@@ -21,6 +21,18 @@ Refused: TypeAlias = list[tuple[int, ...]] | None
 """Coordinates of chunks whose location no container covers. None if all are covered."""
 
 
+_CODEC_PREFIX = b'"icefloe.'
+"""The beginning of the names of this package's codecs, as documents contain them."""
+
+
+def _register_codecs() -> None:
+    """Register the codecs of this package with zarr. Zarr finds them itself only if the package is installed."""
+    # Most arrays do not use them, and a first read would take longer.
+    import icefloe.grib_codec  # noqa: PLC0415
+    import icefloe.hdf5_codec  # noqa: PLC0415
+    import icefloe.tiff_codec  # noqa: PLC0415, F401
+
+
 class Keys(Protocol):
     """Access to metadata documents and chunks by key."""
 
@@ -213,6 +225,8 @@ class IcechunkStore(Store, CardMixin):
         data = await self._session.keyspace.fetch(key, start, end)
         if data is None:
             return None
+        if key.endswith("zarr.json") and _CODEC_PREFIX in bytes(data):
+            _register_codecs()
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     async def _bounds(self, key: str, byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
