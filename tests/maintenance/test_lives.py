@@ -21,7 +21,7 @@ from tests.maintenance.histories import GENERATIONS, count, now, objects
 
 import icefloe
 from icefloe.blocking import run_blocking
-from icefloe.errors import StorageError
+from icefloe.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError, StorageError
 from icefloe.maintenance.inventory import id_texts, microseconds, open_uncached
 from icefloe.maintenance.verify_checks import DamageKind
 from icefloe.model.chunk_table import ChunkKind
@@ -315,7 +315,7 @@ class Life(RuleBasedStateMachine):
         young = set(files.take(files.modified >= limit).texts())
         # A writer that was under way while history expired quotes what it knew: that is kept while it is there.
         quoted = self.quoted() & set(files.texts())
-        allowed = self.account(self.reachable() | self.closure(young) | quoted)
+        allowed = self.account(self.reachable() | self.closure(young, must_exist=False) | quoted)
         for kind, found in listed.items():
             old = set(found.take(found.modified < limit).texts())
             assert old <= allowed[kind], (kind, old - allowed[kind])
@@ -325,8 +325,13 @@ class Life(RuleBasedStateMachine):
         assert self.repo.garbage_collect(cutoff) == icefloe.GCSummary()
 
     def account(self, snapshots: set[str]) -> dict[str, set[str]]:
-        """Everything that snapshots name, found by opening each."""
+        """Everything that snapshots name, found by opening each.
+
+        The snapshot of a failed commit may be there without its manifests: the files of a commit are written at the
+        same time, and a collection may delete what a refused commit refers to.
+        """
         named: dict[str, set[str]] = {kind: set() for kind in objects(self.repo)}
+        reachable = self.reachable()
         named["snapshots"] = set(snapshots)
         pruned = run_blocking(self.repo.context.ledger.fetch_all_pruned_logs())
         named["transaction_logs"] = snapshots | pruned
@@ -339,7 +344,12 @@ class Life(RuleBasedStateMachine):
                     named["attributes"].add(node.attributes.object_id)
                 if isinstance(node, ArrayNode):
                     named["manifests"] |= {ref.manifest_id for ref in node.manifests}
-                    table = run_blocking(work.chunk_table(node))
+                    try:
+                        table = run_blocking(work.chunk_table(node))
+                    except FormatError as error:
+                        if snapshot_id in reachable or not isinstance(error.__cause__, ObjectNotFoundError):
+                            raise
+                        continue
                     if table.object_id is not None:
                         named["chunks"] |= set(id_texts(table.object_id[table.kind == ChunkKind.NATIVE]))
         return named
@@ -348,7 +358,7 @@ class Life(RuleBasedStateMachine):
         """What refs lead to."""
         return self.closure(set(self.tips().values()))
 
-    def closure(self, starts: set[str]) -> set[str]:
+    def closure(self, starts: set[str], must_exist: bool = True) -> set[str]:
         """Snapshots and their ancestors, by the parents in their own files, or as the repository lists them."""
         found = set(starts)
         if not self.repo.context.capabilities.history_in_snapshot:
@@ -359,7 +369,14 @@ class Life(RuleBasedStateMachine):
         metadata_files = open_uncached(self.repo.context).metadata_files
         waiting = list(starts)
         while waiting:
-            parent = run_blocking(metadata_files.fetch_snapshot(waiting.pop())).parent_id
+            snapshot_id = waiting.pop()
+            try:
+                parent = run_blocking(metadata_files.fetch_snapshot(snapshot_id)).parent_id
+            except SnapshotNotFoundError:
+                if must_exist:
+                    raise
+                found.remove(snapshot_id)
+                continue
             if parent is not None and parent not in found:
                 found.add(parent)
                 waiting.append(parent)
