@@ -291,7 +291,7 @@ def test_spark(arguments: argparse.Namespace, spark: str, rest: list[str]) -> in
         )
     environment = prepare(arguments.python, spark)
     say(f"pytest with Spark {spark}")
-    command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-m", "spark", "tests/spark"]
+    command: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-m", "spark and not slow", "tests/spark"]
     # These start clusters and kill them, which is the same for every version.
     command += ["--ignore", "tests/spark/test_spark_failures.py"]
     # A selection of tests may have none of Spark: pytest then ends with 5.

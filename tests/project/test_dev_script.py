@@ -66,6 +66,16 @@ def test_another_version_of_spark_has_an_environment_of_its_own(
     assert dev.main(["test", "--spark", "2.4"]) == 2
 
 
+def test_the_tests_with_another_version_of_spark_are_those_of_spark_that_are_not_slow(
+    dev: ModuleType, installed: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(dev, "attempt", lambda command, **variables: commands.append(list(map(str, command))) or 5)
+    assert dev.main(["test", "--spark", "4.0"]) == 0
+    selected = [command[command.index("pytest") :] for command in commands if "pytest" in command]
+    assert [command[command.index("-m") + 1] for command in selected] == ["spark and not slow"]
+
+
 @pytest.mark.parametrize("changed", ["lock", "pyproject.toml"])
 def test_a_changed_lock_or_project_file_is_installed(
     dev: ModuleType, installed: list[tuple[str, ...]], tmp_path: Path, changed: str
