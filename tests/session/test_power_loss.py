@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from hypothesis import given
+from hypothesis import strategies as st
 
 import icefloe
 from icefloe.storage import durability
@@ -76,6 +78,8 @@ class RecordedCalls:
         self.moments: list[tuple[int, Disk]] = []
         """The disk at some moments, with the number of steps that were reported until then."""
         self.reported = 0
+        self.whole_syncs: list[str] = []
+        """The folders whose file systems were synced as a whole."""
         self._rng = random.Random(seed)
         self._open: dict[int, int | str] = {}
         self._lock = threading.RLock()
@@ -156,7 +160,11 @@ class RecordedCalls:
 
     def syncfs(self, fd: int) -> int:
         with self._lock:
+            folder = self._open[fd]
+            assert isinstance(folder, str)
+            self.whole_syncs.append(folder)
             self.disk.sync_all()
+            self._happened()
             return 0
 
     def _find(self, path: str) -> int | None:
@@ -224,15 +232,27 @@ def _read(repo: icefloe.Repository) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "single"])
+def _sync_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync the whole file system also for a few files, whatever is faster here."""
+    monkeypatch.setattr(durability, "_REPORTS_ERRORS", True)
+    monkeypatch.setattr(durability, "_device_type", lambda device: "ext4")
+    monkeypatch.setattr(durability, "_dirty_bytes", lambda: 0)
+    monkeypatch.setattr(durability._SyncTimes, "is_whole_next", lambda self: True)
+
+
+@pytest.mark.parametrize("way", ["packed", "single", "whole"])
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_what_was_reported_survives_a_power_loss_at_any_moment(
-    generation: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    generation: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = RecordedCalls(seed=len(generation))
+    calls, packed = RecordedCalls(seed=len(generation)), way != "single"
     _record(monkeypatch, calls)
-    if not packed:
+    # Which way is faster would be found out with the clock.
+    monkeypatch.setattr(durability._SyncTimes, "is_whole_next", lambda self: False)
+    if way == "single":
         monkeypatch.setattr(durability, "_SYNCED_SINGLY", 2)
+    if way == "whole":
+        _sync_whole(monkeypatch)
     root = tmp_path / "repo"
     config = icefloe.RepositoryConfig(
         inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=packed)
@@ -310,3 +330,84 @@ async def test_after_a_sync_that_failed_nothing_is_committed(tmp_path: Path, mon
     with pytest.raises(icefloe.errors.StorageError, match="restart the program"):
         await storage.create("b", b"refers to the chunk")
     assert not await storage.exists("b")
+
+
+async def test_a_small_commit_syncs_each_of_its_file_systems_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mounted(RecordedCalls):
+        def stat(self, path: Any, **options: Any) -> Any:
+            found = os.stat(path, **options)
+            if not str(path).endswith("/chunks"):
+                return found
+            return os.stat_result([*found[:2], found.st_dev + 1, *found[3:10]])
+
+    calls = Mounted(seed=0)
+    _record(monkeypatch, calls)
+    _sync_whole(monkeypatch)
+    storage = LocalStorage(tmp_path)
+    for key in ("chunks/a", "snapshots/a", "transactions/a"):
+        await storage.put(key, b"1")
+    assert not calls.whole_syncs
+    await storage.create("refs/a", b"2")
+    assert len(calls.whole_syncs) == 2 and str(tmp_path / "chunks") in calls.whole_syncs
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"_device_type": lambda device: "fuse.sshfs"},
+        {"_device_type": lambda device: ""},
+        {"_dirty_bytes": lambda: durability._DIRTY_BYTES + 1},
+        {"_REPORTS_ERRORS": False},
+        {"_SYNCFS": None},
+    ],
+    ids=lambda unfit: next(iter(unfit)),
+)
+async def test_files_are_synced_one_by_one_where_the_whole_may_take_long_or_tells_no_errors(
+    unfit: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = RecordedCalls(seed=0)
+    _record(monkeypatch, calls)
+    _sync_whole(monkeypatch)
+    for name, value in unfit.items():
+        monkeypatch.setattr(durability, name, value)
+    storage = LocalStorage(tmp_path)
+    for key in ("chunks/a", "snapshots/a", "transactions/a"):
+        await storage.put(key, b"1")
+    await storage.create("refs/a", b"2")
+    assert not calls.whole_syncs
+    assert len(calls.disk.synced) == 4
+    assert {str(tmp_path / name) for name in ("chunks", "snapshots", "transactions", "refs")} <= {
+        *calls.disk.names_on_disk
+    }
+
+
+async def test_many_files_of_a_server_are_synced_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = RecordedCalls(seed=0)
+    _record(monkeypatch, calls)
+    monkeypatch.setattr(durability, "_SYNCED_SINGLY", 2)
+    monkeypatch.setattr(durability, "_device_type", lambda device: "fuse.sshfs")
+    storage = LocalStorage(tmp_path)
+    for number in range(5):
+        await storage.put(f"chunks/{number}", b"1")
+    await storage.create("refs/a", b"2")
+    assert not calls.whole_syncs and len(calls.disk.synced) == 6
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.02), st.floats(0, 0.02)), min_size=1, max_size=300))
+def test_the_faster_way_to_sync_is_used_nearly_always(seconds: list[tuple[float, float]]) -> None:
+    times, singly, whole = durability._SyncTimes(), None, None
+    exceptions = 0
+    for alone, together in seconds:
+        chosen = times.is_whole_next()
+        if singly is None or singly > durability._FAST_SECONDS:
+            assert not chosen, "a slow disk, or nothing is known of it"
+        else:
+            exceptions += chosen != (whole is None or whole < singly)
+        times.note(together if chosen else alone, whole=chosen)
+        if chosen:
+            whole = together if whole is None else whole + (together - whole) / 8
+        else:
+            singly = alone if singly is None else singly + (alone - singly) / 8
+    assert exceptions <= len(seconds) // durability._TRIED_AGAIN

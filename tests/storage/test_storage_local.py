@@ -6,9 +6,11 @@ import asyncio
 import datetime as dt
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.ingest.access import SourceAccess
+from icefloe.storage import durability
 from icefloe.storage import local as local_files
 from icefloe.storage.contract import Version
 from icefloe.storage.local import LocalStorage
@@ -352,3 +355,84 @@ async def test_leftover_files_that_vanish_while_they_are_looked_for_are_passed_o
     done.set()
     for writer in writers:
         writer.join()
+
+
+@pytest.mark.skipif(durability._SYNC_FILE_RANGE is None, reason="only Linux begins to write a file on request")
+async def test_only_large_files_whose_writes_are_synced_later_are_begun_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun = durability._SYNC_FILE_RANGE, []
+
+    def recorded(fd: int, *arguments: int) -> int:
+        begun.append((os.fstat(fd).st_size, real(fd, *arguments)))
+        return 0
+
+    monkeypatch.setattr(durability, "_SYNC_FILE_RANGE", recorded)
+    large = np.arange(durability._BEGUN_BYTES // 4, dtype="u4")
+    durable, fast = LocalStorage(tmp_path / "durable"), LocalStorage(tmp_path / "fast", fsync=False)
+    for storage in (durable, fast):
+        await storage.put("large", large)
+        await storage.put("small", large.data.cast("B")[1:])
+        assert await storage.get("large") == large.tobytes()
+    await durable.put("large", large)  # what replaces a file is synced at once
+    assert begun == [(large.nbytes, 0)]
+
+
+def test_beginning_to_write_what_is_no_file_does_nothing() -> None:
+    reading, writing = os.pipe()
+    try:
+        durability.begin_writing(writing, durability._BEGUN_BYTES)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+class _SlowDisk:
+    """The operating system with a disk that needs some time, and a record of the threads that waited for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.threads: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fsync(self, fd: int) -> None:
+        self.threads.append(threading.get_ident())
+        time.sleep(self.seconds)
+
+
+async def test_other_tasks_go_on_while_a_write_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, turns = _SlowDisk(0.05), 0
+    monkeypatch.setattr(durability, "os", disk)
+    storage = LocalStorage(tmp_path, fsync=True)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.001)
+
+    counting = asyncio.create_task(count_turns())
+    await storage.create("a", b"1")
+    counting.cancel()
+    assert turns > 5
+
+
+async def test_a_fast_disk_is_waited_for_in_the_same_thread_until_it_becomes_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, here = _SlowDisk(0), threading.get_ident()
+    monkeypatch.setattr(durability, "os", disk)
+    storage = LocalStorage(tmp_path, fsync=True)
+    await storage.create("fast", b"1")
+    assert disk.threads[-1] == here, "nobody else needs the thread of the event loop"
+    found = await storage.get_versioned("fast")
+    await storage.swap("fast", b"2", found.version)
+    assert disk.threads[-1] != here, "a swap may wait for other processes"
+    disk.seconds = 0.02
+    for number in range(10):
+        await storage.create(f"slow{number}", b"1")
+    assert disk.threads[-1] != here

@@ -35,10 +35,11 @@ from icefloe.storage.contract import (
     check_unchanged,
     flat_bytes,
 )
-from icefloe.storage.durability import Unsynced, sync_open, sync_path, unsynced_below
+from icefloe.storage.durability import Unsynced, begin_writing, sync_open, sync_path, unsynced_below
 from icefloe.storage.requests import (
     DELETIONS,
     FILES,
+    ResponseTime,
     Translating,
     check_key,
     check_prefix,
@@ -237,6 +238,8 @@ def _write_temporary(
             view = view[os.write(fd, view) :]
         if sync:
             sync_open(fd)
+        elif unsynced is not None:
+            begin_writing(fd, len(data))
         found = os.fstat(fd)
     except BaseException:
         os.close(fd)
@@ -570,34 +573,9 @@ INLINE_BYTES = 1 << 17
 """Up to here, handing the work to a thread takes longer than the work."""
 _PAGES = (1, 32, 256, 1000)
 """Keys a page: the newest ref is the first, whoever wants all soon gets many."""
-_SLOW_SECONDS = 0.002
 _FEW_FILES = 16
 _DELETED_AT_ONCE = 64
 """Files that one thread deletes before it looks for other work."""
-
-
-class _ResponseTime:
-    """The recent response time of the file system. A slow file system is only used from threads."""
-
-    __slots__ = ("_average_seconds",)
-
-    def __init__(self) -> None:
-        self._average_seconds = 0.0
-
-    @property
-    def is_fast(self) -> bool:
-        return self._average_seconds < _SLOW_SECONDS
-
-    def measure(self, call: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        try:
-            return call()
-        finally:
-            self.note(time.perf_counter() - started)
-
-    def note(self, seconds: float) -> None:
-        """Count the time that a call took."""
-        self._average_seconds += (min(seconds, 10 * _SLOW_SECONDS) - self._average_seconds) / 16
 
 
 class LocalStorage(SourceStorage):
@@ -618,8 +596,9 @@ class LocalStorage(SourceStorage):
         self._unsynced = unsynced_below(self._root) if fsync is not False else None
         self._home = os.getpid()
         self._encoded = encoded
-        self._pace = _ResponseTime()
-        self._list_pace = _ResponseTime()
+        self._pace = ResponseTime()
+        self._list_pace = ResponseTime()
+        self._sync_pace = ResponseTime()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Whoever takes the storage over may refer to what was written here.
@@ -675,7 +654,7 @@ class LocalStorage(SourceStorage):
         """Whether a put waits for the disk: somebody else decides, and does not know of it."""
         return self._unsynced is not None and os.getpid() != self._home
 
-    async def _run(self, pace: _ResponseTime, call: Callable[[], T], size: int = 0) -> T:
+    async def _run(self, pace: ResponseTime, call: Callable[[], T], size: int = 0) -> T:
         if size <= INLINE_BYTES and pace.is_fast:
             return pace.measure(call)
         return await FILES.run(lambda: pace.measure(call))
@@ -683,12 +662,15 @@ class LocalStorage(SourceStorage):
     async def _put(self, call: Callable[[], T], size: int) -> T:
         return await (FILES.run(call) if self._at_once else self._run(self._pace, call, size))
 
-    async def _decide(self, call: Callable[[], T], size: int, key: str) -> T:
+    async def _decide(self, call: Callable[[], T], size: int, key: str, *, waits_for_others: bool = False) -> T:
         """Carry out a conditional write; one that waits for the disk holds nobody up."""
         if self._unsynced is None:
             return await self._run(self._pace, call, size)
+        pace = self._sync_pace
         try:
-            return await FILES.run(call)
+            if size <= INLINE_BYTES and pace.is_fast and not waits_for_others and len(asyncio.all_tasks()) == 1:
+                return pace.measure(call)  # no other task needs this thread
+            return await FILES.run(lambda: pace.measure(call))
         except NotDurableError as error:
             raise OutcomeUnknownError(
                 f"{key!r} in {self._root} was written, but it may not survive a power loss: {error}. Check the disk, "
@@ -793,7 +775,7 @@ class LocalStorage(SourceStorage):
                 try:
                     wait = unsynced is not None  # in a thread anyway
                     swap = functools.partial(swap_file, path, flat, before, unsynced, bounds)
-                    return await self._decide(lambda: swap(wait=wait), len(flat), key)
+                    return await self._decide(lambda: swap(wait=wait), len(flat), key, waits_for_others=wait)
                 except BlockingIOError:
                     # Another process swaps in this folder: wait where it holds nobody up.
                     return await FILES.run(lambda: swap(wait=True))

@@ -7,6 +7,7 @@ import errno
 import os
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -218,6 +219,33 @@ class Threads:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix=f"icefloe-{self._name}")
         return self._pool
+
+
+_SLOW_SECONDS = 0.002
+
+
+class ResponseTime:
+    """The recent response time of the file system. A slow file system is only used from threads."""
+
+    __slots__ = ("_average_seconds",)
+
+    def __init__(self) -> None:
+        self._average_seconds = 0.0
+
+    @property
+    def is_fast(self) -> bool:
+        return self._average_seconds < _SLOW_SECONDS
+
+    def measure(self, call: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return call()
+        finally:
+            self.note(time.perf_counter() - started)
+
+    def note(self, seconds: float) -> None:
+        """Count the time that a call took."""
+        self._average_seconds += (min(seconds, 10 * _SLOW_SECONDS) - self._average_seconds) / 16
 
 
 FILES = Threads("files", min(32, 4 + 2 * (os.cpu_count() or 1)))
