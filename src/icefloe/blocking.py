@@ -19,6 +19,7 @@ import functools
 import inspect
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -272,18 +273,25 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
         )
     loop = _loop_thread.loop()
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
-    tasks: list[asyncio.Task[T]] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        # The caller continues at once, and not after another turn of the event loop.
+        try:
+            result = await work
+        except Exception as error:  # noqa: BLE001 - raised in the thread of the caller
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
 
     def start() -> None:
-        tasks.append(loop.create_task(work))
+        tasks.append(start_task(run()))
         tasks[0].add_done_callback(hand_over)
 
-    def hand_over(done: asyncio.Task[T]) -> None:
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        if error is None:
-            outcome.set_result(done.result())
-        else:
-            outcome.set_exception(error)
+    def hand_over(done: asyncio.Task[None]) -> None:
+        if not outcome.done():
+            work.close()  # it never began, or was cancelled
+            outcome.set_exception(asyncio.CancelledError() if done.cancelled() else done.exception())
 
     def stop() -> None:
         # The interrupt may have come before the work was handed over.
@@ -302,9 +310,35 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Run a coroutine in the background, where Python can at once until it first waits.
+
+    A request to local files often ends without waiting. Then the task is done, and needs no turn of the event loop.
+    """
+    loop = asyncio.get_running_loop()
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    return loop.create_task(work)
+
+
+async def wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until all tasks have ended, also those that fail. Then raise the error of the first that failed."""
+    if not all(task.done() for task in tasks):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    # Each is asked for its error, because asyncio logs errors that nobody asked for.
+    for task in [task for task in tasks if task.cancelled() or task.exception() is not None]:
+        task.result()
+
+
 async def gather_each(work: Callable[[Item], Coroutine[Any, Any, T]], items: Sequence[Item]) -> list[T]:
     """The results for all items, which run at the same time. A single one needs no task."""
-    return [await work(items[0])] if len(items) == 1 else list(await asyncio.gather(*map(work, items)))
+    if len(items) == 1:
+        return [await work(items[0])]
+    tasks = [start_task(work(item)) for item in items]
+    if all(task.done() for task in tasks):
+        await wait_for_all(tasks)
+        return [task.result() for task in tasks]
+    return list(await asyncio.gather(*tasks))
 
 
 def iterate_blocking(items: AsyncIterator[T]) -> Iterator[T]:

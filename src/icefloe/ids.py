@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -60,6 +61,12 @@ def encode_base32(data: bytes) -> str:
     number = int.from_bytes(data, "big") << (even * 5 - len(data) * 8)
     text = "".join([_PAIRS[(number >> shift) & 1023] for shift in range((even - 2) * 5, -10, -10)])
     return text[:length]
+
+
+@functools.lru_cache(maxsize=1024)
+def encode_node_id(node_id: NodeId) -> bytes:
+    """The text of a node id, as ASCII. The files of one commit and of the next contain the same ids."""
+    return encode_base32(node_id).encode()
 
 
 def decode_base32(text: str, byte_count: int) -> bytes:

@@ -13,8 +13,10 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from icefloe.blocking import blocking_loop, iterate_blocking, run_blocking
+from icefloe.blocking import blocking_loop, gather_each, iterate_blocking, run_blocking, start_task, wait_for_all
 from icefloe.errors import SessionStateError
 from icefloe.metadata_files import ByteCache
 
@@ -257,3 +259,60 @@ def test_an_abandoned_iterator_is_closed_also_on_the_thread_of_the_event_loop() 
 
     run_blocking(abandon())
     assert closed.wait(10)
+
+
+def test_a_call_that_is_cancelled_from_inside_raises_that() -> None:
+    async def cancel_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    with pytest.raises(asyncio.CancelledError):
+        run_blocking(cancel_itself())
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
+"""For each piece of work how often it waits, and whether it fails."""
+
+
+async def _step(number: int, turns: int, fails: bool, ended: list[int]) -> int:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    ended.append(number)
+    if fails:
+        raise LookupError(number)
+    return number
+
+
+@given(STEPS)
+def test_all_background_work_ends_before_its_first_error_is_raised(steps: list[tuple[int, bool]]) -> None:
+    ended: list[int] = []
+    unasked: list[object] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unasked.append(context))
+        tasks = [start_task(_step(number, *step, ended)) for number, step in enumerate(steps)]
+        failing = [number for number, (_, fails) in enumerate(steps) if fails]
+        outcome = (await asyncio.gather(wait_for_all(tasks), return_exceptions=True))[0]
+        assert outcome.args == (failing[0],) if isinstance(outcome, LookupError) else not failing
+        assert sorted(ended) == list(range(len(steps)))
+
+    asyncio.run(run())
+    assert not unasked, "asyncio logs an error that nobody asked for"
+
+
+@given(STEPS)
+def test_results_come_in_the_order_of_the_items_whichever_ends_first(steps: list[tuple[int, bool]]) -> None:
+    async def run() -> list[int]:
+        return await gather_each(lambda number: _step(number, steps[number][0], False, []), range(len(steps)))
+
+    assert asyncio.run(run()) == list(range(len(steps)))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="older versions of Python start every task later")
+async def test_work_that_never_waits_is_done_when_it_is_started() -> None:
+    assert start_task(_step(7, 0, False, [])).done()
+    waiting = start_task(_step(8, 1, False, []))
+    assert not waiting.done()
+    assert await waiting == 8

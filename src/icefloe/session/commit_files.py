@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from icefloe.blocking import current_time, gather_each
+from icefloe.blocking import current_time, gather_each, start_task, wait_for_all
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
 from icefloe.manifests.manifest_plan import (
@@ -167,15 +167,13 @@ Start = Callable[[Coroutine[Any, Any, object]], object]
 @contextlib.asynccontextmanager
 async def background_writes() -> AsyncIterator[Start]:
     """Run writes in the background of a block. All of them have ended when the block is left, also after an error."""
-    tasks: list[asyncio.Future[object]] = []
+    tasks: list[asyncio.Task[object]] = []
     try:
-        yield lambda write: tasks.append(asyncio.ensure_future(write))
+        yield lambda write: tasks.append(start_task(write))
     except BaseException:
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    await wait_for_all(tasks)
 
 
 async def write_manifests(

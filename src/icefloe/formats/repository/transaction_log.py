@@ -14,7 +14,14 @@ import numpy.typing as npt
 from icefloe.errors import FormatError
 from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, text_header
 from icefloe.formats.repository.snapshot import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
-from icefloe.ids import NODE_ID_BYTES, NodeId, encode_base32, encode_base32_all, encode_base32_column
+from icefloe.ids import (
+    NODE_ID_BYTES,
+    NodeId,
+    encode_base32,
+    encode_base32_all,
+    encode_base32_column,
+    encode_node_id,
+)
 from icefloe.model.chunk_table import NO_TABLES
 from icefloe.model.snapshot import Extents, Move, TransactionLog, WrittenChunks, WrittenColumns, join_written
 
@@ -41,7 +48,7 @@ def encode_chunks(chunks: Mapping[NodeId, Coordinates]) -> msgspec.Raw:
 
 def _encode_alone(chunks: Mapping[NodeId, Coordinates]) -> Iterator[bytes | memoryview]:
     for node, coords in sorted(chunks.items(), key=itemgetter(0)):
-        yield text_header(NODE_TEXT_BYTES) + encode_base32(node).encode() + b"\xdd" + len(coords).to_bytes(4, "big")
+        yield text_header(NODE_TEXT_BYTES) + encode_node_id(node) + b"\xdd" + len(coords).to_bytes(4, "big")
         yield _encode_coords(coords).data
 
 
