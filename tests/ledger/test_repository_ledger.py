@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
+    ForbiddenChangeError,
     FormatError,
     InvalidInputError,
     RefNotFoundError,
@@ -31,6 +33,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage
 from icefloe.storage.contract import ObjectInfo, Storage
+from icefloe.storage.wrappers import Operation, WrappedStorage
 from icefloe.testing.storages import CountingStorage, Fault, FaultKind, FaultyStorage
 
 NOW = dt.datetime(2025, 1, 8, tzinfo=dt.UTC)
@@ -425,3 +428,129 @@ async def test_a_new_parent_is_seen_by_every_descendant() -> None:
     infos = [info async for info in fresh.ancestry(ids[0])]
     assert [info.parent_id for info in infos] == [*ids[1:6], initial.id, None]
     assert [info.metadata.get("n") for info in infos] == [49, 48, 47, 46, 45, 44, None]
+
+
+REF_CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["create branch", "reset", "delete branch", "tag", "touch"]),
+        st.sampled_from(["main", "a", "b"]),
+        st.integers(0, 3),
+    ),
+    max_size=12,
+)
+
+
+async def change_ref(ledger: RepositoryLedger, action: str, name: str, snapshot_id: str) -> None:
+    """Change a ref. A change that the state of the refs does not allow changes nothing."""
+    with contextlib.suppress(AlreadyExistsError, RefNotFoundError, ForbiddenChangeError):
+        if action == "create branch":
+            await ledger.create_branch(name, snapshot_id)
+        elif action == "reset":
+            await ledger.reset_branch(name, snapshot_id, None)
+        elif action == "delete branch":
+            await ledger.delete_branch(name)
+        elif action == "tag":
+            await ledger.create_tag(f"{name}{snapshot_id[:2]}", snapshot_id)
+        else:
+            await ledger.touch_branch(name, await ledger.fetch_tip(name))
+
+
+@given(changes=REF_CHANGES, writers=st.randoms(use_true_random=False), style=st.sampled_from([".", ":"]))
+def test_one_listing_returns_the_same_refs_as_a_request_for_each(
+    changes: list[tuple[str, str, int]], writers: Any, style: str
+) -> None:
+    async def run() -> None:
+        storage = in_memory_storage()
+        await storage.create(RefStyle(style).branch_key("main", 0), RefContent(ids[0]).encode())
+        reader, other = open_ledger(storage), open_ledger(storage)
+        for action, name, number in changes:
+            writer = writers.choice([reader, other, open_ledger(storage)])
+            await change_ref(writer, action, name, ids[number])
+            view = open_ledger(storage)
+            view.learn_from(reader)
+            fresh = open_ledger(storage)
+            expected = await fresh.fetch_tips(), await fresh.fetch_tags()
+            for ledger in (reader, view):
+                tips, tags = await ledger.fetch_refs()
+                assert (tips, tags) == expected
+                assert {n: t.collection for n, t in tips.items()} == {n: t.collection for n, t in expected[0].items()}
+
+    ids = [new_object_id() for _ in range(4)]
+    asyncio.run(run())
+
+
+async def test_refs_that_did_not_change_are_one_listing() -> None:
+    storage = CountingStorage(in_memory_storage())
+    ledger, ids = open_ledger(storage), [new_object_id() for _ in range(3)]
+    await storage.create(RefStyle().branch_key("main", 0), RefContent(ids[0]).encode())
+    await ledger.create_branch("side", ids[1])
+    await ledger.create_tag("v1", ids[2])
+    before = await ledger.fetch_refs()
+    assert await ledger.fetch_refs() == before
+    view = open_ledger(storage)
+    view.learn_from(ledger)
+    storage.counts.reset()
+    assert await view.fetch_refs() == before
+    assert storage.counts.of("get").requests == 0
+    # What this process wrote itself is not read either.
+    assert await ledger.touch_branch("side", before[0]["side"])
+    storage.counts.reset()
+    assert (await view.fetch_refs())[0]["side"].version_token == before[0]["side"].version_token + 1
+    assert storage.counts.of("get").requests == 0
+
+
+class WalkedStorage(WrappedStorage):
+    """Lists as a file system does: a folder that was listed already may change before the next one is listed."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.between: Callable[[], Awaitable[None]] | None = None
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return WalkedStorage(inner)
+
+    async def _forward(self, op: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        return await call()
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[Sequence[ObjectInfo]]:
+        names = [item.key async for page in self.inner.list(prefix, after=after) for item in page]
+        folders = {name.rpartition("/")[0] for name in names}
+        if self.between is not None and prefix == "refs/" and after is None:
+            between, self.between = self.between, None
+            await between()
+        items = [item async for page in self.inner.list(prefix, after=after) for item in page]
+        yield [item for item in items if item.key.rpartition("/")[0] in folders]
+
+
+@pytest.mark.parametrize("end", ["reset", "delete"])
+async def test_a_tag_that_replaces_a_branch_is_not_missed_during_a_listing(end: str) -> None:
+    storage, ids = WalkedStorage(in_memory_storage()), [new_object_id() for _ in range(2)]
+    reader, other = open_ledger(storage), open_ledger(storage)
+    await storage.create(RefStyle().branch_key("main", 0), RefContent(ids[0]).encode())
+    await other.create_branch("side", ids[1])
+    await reader.fetch_refs()
+
+    async def replace_branch() -> None:
+        await other.create_tag("kept", ids[1])
+        if end == "reset":
+            await other.reset_branch("side", ids[0], None)
+        else:
+            await other.delete_branch("side")
+
+    storage.between = replace_branch
+    tips, tags = await reader.fetch_refs()
+    assert ids[1] in {*(tip.snapshot_id for tip in tips.values()), *tags.values()}
+
+
+async def test_many_ref_files_are_not_listed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("icefloe.ledger.repository._MOST_LISTED_FILES", 3)
+    storage = CountingStorage(in_memory_storage())
+    ledger, ids = open_ledger(storage), [new_object_id() for _ in range(6)]
+    await storage.create(RefStyle().branch_key("main", 0), RefContent(ids[0]).encode())
+    for each in ids[1:]:
+        await ledger.reset_branch("main", each, None)
+    fresh = open_ledger(storage)
+    assert await fresh.fetch_refs() == ({"main": Tip(ids[-1], 5)}, {})
+    storage.counts.reset()
+    await fresh.fetch_refs()
+    assert storage.counts.of("list_names").requests == 1

@@ -85,6 +85,9 @@ class Generation:
         read = cast(Callable[[Versioned], StoredConfig], self._module().stored_config)
         return read(found)
 
+    is_usually_named = False
+    """Whether `config.json` contains the name of the generation, except in repositories of early writers."""
+
     async def recognise(self, storage: Storage) -> Detected | None:
         """Detect the generation by one object that its repositories have. None if it is not there."""
         return None
@@ -162,6 +165,7 @@ class _Repository(Generation):
     ledger_class = "RepositoryLedger"
     refs_folder = "refs/"
     config_keys = ("config.json", "config.yaml")
+    is_usually_named = True
     _main = ("refs/branch.main/", "refs/branch:main/")
 
     async def recognise(self, storage: Storage) -> Detected | None:
@@ -296,16 +300,18 @@ async def detect(storage: Storage) -> Detected | None:
     """Detect the generation in a storage. None if there is none. Raises UnknownFormatError for a newer format.
 
     The `config.json` of the default generation contains its name. Other generations are detected by one object, which
-    is requested at the same time. Rare generations are searched for. The newest generation wins.
+    is requested at the same time. Early repositories without that name come next, and then rare generations, which are
+    searched for. The newest generation wins.
     """
     named = await _find_versioned(storage, CONFIG_KEY)
     if named is not None and names_generation(named):
         return Detected(DEFAULT_SPEC_VERSION, named)
     newest_first = list(GENERATIONS.values())[::-1]
-    recognised: list[Detected | None] = await asyncio.gather(*(each.recognise(storage) for each in newest_first))
-    for detected in recognised:
-        if detected is not None:
-            return detected
+    for is_usually_named in (False, True):
+        asked = [each for each in newest_first if each.is_usually_named is is_usually_named]
+        for detected in await asyncio.gather(*(each.recognise(storage) for each in asked)):
+            if detected is not None:
+                return detected
     searched = await asyncio.gather(*(each.search(storage) for each in newest_first))
     for generation, is_there in zip(newest_first, searched, strict=True):
         if is_there:

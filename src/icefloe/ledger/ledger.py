@@ -474,6 +474,12 @@ class Ledger(ABC):
         names = sorted(await self.list_tags())
         return dict(zip(names, await gather_requests(map(self.fetch_tag, names)), strict=True))
 
+    async def fetch_refs(self) -> tuple[dict[str, Tip], dict[str, ObjectId]]:
+        """The tips of all branches and the targets of all tags."""
+        # Tags come second: a tag that replaces a branch is created before the branch is deleted.
+        tips = await self.fetch_tips()
+        return tips, await self.fetch_tags()
+
     @abstractmethod
     async def list_branches(self) -> set[str]: ...
 
@@ -646,7 +652,10 @@ async def save_config_file(storage: Storage, key: str, data: bytes, version_toke
 
 
 async def walk_history(
-    metadata_files: MetadataFiles, snapshot_id: ObjectId, existing: Container[ObjectId] | None = None
+    metadata_files: MetadataFiles,
+    snapshot_id: ObjectId,
+    existing: Container[ObjectId] | None = None,
+    read: list[Snapshot] | None = None,
 ) -> AsyncIterator[SnapshotInfo]:
     """The snapshot, then its ancestors, newest first.
 
@@ -659,9 +668,13 @@ async def walk_history(
 
     A writer that ran while history was expired may quote snapshots that were collected since. The parent in a
     snapshot's own file always exists, so the walk falls back to those. With `existing`, only snapshots of this set are
-    returned.
+    returned. If the whole history is in the first file, that snapshot is added to `read`.
     """
     snapshot = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+    if read is not None and _find_next(snapshot) is None:
+        read.extend(
+            [] if any(isinstance(each.metadata, MetadataElsewhere) for each in snapshot.history) else [snapshot]
+        )
     seen = {snapshot.id}
     yield snapshot.info
     while True:
@@ -774,9 +787,8 @@ class QuotingLedger(Ledger):
             return
         rewritten: set[ObjectId] = set()
         for _ in range(_ROUNDS):
-            tips = await self.fetch_tips()
-            targets = {tip.snapshot_id for tip in tips.values()}
-            targets |= {*(await self.fetch_tags()).values()}
+            tips, tags = await self.fetch_refs()
+            targets = {*(tip.snapshot_id for tip in tips.values()), *tags.values()}
             rewritten |= await rewrite_history(self.metadata_files, targets, change)
             touched = [
                 await self.touch_branch(name, tip)
@@ -810,11 +822,15 @@ async def rewrite_history(
     known: dict[ObjectId, Snapshot] = {}
     rewritten: set[ObjectId] = set()
     for start in sorted(set(starts)):
-        for snapshot_id in await _find_candidates(metadata_files, start, change):
+        candidates, read = await _find_candidates(metadata_files, start, change)
+        for snapshot_id in candidates:
             if snapshot_id in known:
                 continue
             try:
-                snapshot = known[snapshot_id] = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+                # The file that the request before this one has read is not read again.
+                snapshot = read if read is not None and read.id == snapshot_id else None
+                snapshot = snapshot or await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+                known[snapshot_id], read = snapshot, None
             except SnapshotNotFoundError:
                 continue  # it is quoted, but its file was collected; the quote is removed
             if not _contradicts(snapshot, change):
@@ -822,7 +838,7 @@ async def rewrite_history(
             parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
             assert parent_id is not None, "the first snapshot quotes no ancestor"
             if parent_id not in known:
-                known[parent_id] = await metadata_files.fetch_snapshot(parent_id, anew=True)
+                known[parent_id] = await _fetch_parent(metadata_files, parent_id)
             known[snapshot_id] = plan_quotes(snapshot, known[parent_id])
             await metadata_files.write_snapshot(known[snapshot_id])
             metadata_files.forget_snapshot(snapshot_id)
@@ -830,9 +846,24 @@ async def rewrite_history(
     return rewritten
 
 
-async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, change: HistoryChange) -> list[ObjectId]:
-    """Kept ancestors of the starts, oldest first, whose parent or quotes may have to change."""
-    chain = [info.id async for info in walk_history(metadata_files, start)]
+async def _fetch_parent(metadata_files: MetadataFiles, snapshot_id: ObjectId) -> Snapshot:
+    """A snapshot with the history that its file quotes now. The first snapshot quotes none, so it may be cached."""
+    if metadata_files.has_snapshot(snapshot_id):
+        cached = await metadata_files.fetch_snapshot(snapshot_id)
+        if cached.parent_id is None and not cached.history:
+            return cached
+    return await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+
+
+async def _find_candidates(
+    metadata_files: MetadataFiles, start: ObjectId, change: HistoryChange
+) -> tuple[list[ObjectId], Snapshot | None]:
+    """Kept ancestors of a snapshot, oldest first, whose parent or quotes may have to change.
+
+    Also the snapshot that the last request has read, if that was the first one.
+    """
+    read: list[Snapshot] = []
+    chain = [info.id async for info in walk_history(metadata_files, start, read=read)]
     kept = [snapshot_id for snapshot_id in reversed(chain) if snapshot_id not in change.expired]
     found: list[ObjectId] = []
     distance, quoted_by_all = MAX_HISTORY + 1, False
@@ -840,12 +871,13 @@ async def _find_candidates(metadata_files: MetadataFiles, start: ObjectId, chang
         distance = 0 if snapshot_id in change.parents else distance + 1
         if distance > MAX_HISTORY and quoted_by_all:
             # Early writers quoted all of their ancestors.
+            read.clear()
             quoted_by_all = _contradicts(await metadata_files.fetch_snapshot(snapshot_id), change)
         else:
             quoted_by_all = distance <= MAX_HISTORY
         if quoted_by_all:
             found.append(snapshot_id)
-    return found
+    return found, read[0] if read else None
 
 
 def _contradicts(snapshot: Snapshot, change: HistoryChange) -> bool:

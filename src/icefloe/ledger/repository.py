@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -22,7 +23,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from icefloe.blocking import monotonic_time
+from icefloe.blocking import gather_each, monotonic_time
 from icefloe.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -41,6 +42,7 @@ from icefloe.ledger.ledger import (
     CONVERSION,
     FRESH_SECONDS,
     MAIN,
+    Ledger,
     QuotingLedger,
     RefFiles,
     StaleTipError,
@@ -60,7 +62,7 @@ from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import BranchPosition, Snapshot, SnapshotInfo
 from icefloe.model.zarr_document import SMALL_FILE_BYTES, load_object
-from icefloe.storage.contract import Storage, Versioned
+from icefloe.storage.contract import ObjectInfo, Storage, Version, Versioned
 from icefloe.storage.requests import RetryPolicy
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ def parse_folder(kind: str, folder: str) -> str:
     return folder[len(kind) + 1 : -1]
 
 
+@functools.lru_cache(maxsize=64)
 def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
     """The file name of a sequence number. The newest sorts first."""
     largest = (1 << 8 * number_bytes) - 1
@@ -191,6 +194,9 @@ _FEWEST_READS, _MOST_READS = 2, 8
 """Branch files that are read at the same time: the last known one and its successors. More if the branch moves fast."""
 _READS_BEFORE_LISTING = 24
 """A branch that moved further is listed."""
+_MOST_LISTED_FILES = 500
+"""With more files of refs, the branches are listed first, and then the newest file of each. A page of a listing has
+1,000 names, and some stores return all pages of nested folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,21 @@ class _Newest:
     style: RefStyle
     sequence: int
     content: RefContent
+
+
+class _ListedRefs:
+    """The files of refs that were read after a listing. Ledgers of the same repository share it."""
+
+    def __init__(self) -> None:
+        self.count: int | None = None
+        """The number of files in the last listing."""
+        self.contents: dict[str, tuple[Version, RefContent]] = {}
+        """By key. A conversion in place may create a file with the same key again, which has another version."""
+
+    def find(self, item: ObjectInfo) -> RefContent | None:
+        """The content of a listed file, if it was read or written before."""
+        version, content = self.contents.get(item.key, (Version(), None))
+        return content if version.agrees_with(item.version) else None
 
 
 class RepositoryLedger(QuotingLedger):
@@ -217,6 +238,11 @@ class RepositoryLedger(QuotingLedger):
         self._expected: dict[str, int] = {}
         self._reads: dict[str, int] = {}
         self._passed: dict[str, deque[tuple[int, ObjectId]]] = {}
+        self._listed = _ListedRefs()
+
+    def learn_from(self, other: Ledger) -> None:
+        if isinstance(other, RepositoryLedger):
+            self._listed = other._listed
 
     async def create(self, initial: Snapshot, config: Mapping[str, Any] | None) -> None:
         await self.storage.create(DOTTED.branch_key(MAIN, 0), RefContent(initial.id).encode())
@@ -259,8 +285,8 @@ class RepositoryLedger(QuotingLedger):
         first, count = seen.sequence, self._reads.get(branch, _FEWEST_READS)
         while first + count <= seen.sequence + _READS_BEFORE_LISTING:
             try:
-                found = await asyncio.gather(
-                    *(self._find_file(branch, seen.style, number) for number in range(first, first + count))
+                found = await gather_each(
+                    lambda number: self._find_file(branch, seen.style, number), range(first, first + count)
                 )
             except TornRefError:
                 break
@@ -428,6 +454,68 @@ class RepositoryLedger(QuotingLedger):
             if newest is not None and not newest.content.deleted
         }
 
+    async def fetch_refs(self) -> tuple[dict[str, Tip], dict[str, ObjectId]]:
+        """Read all refs from one listing, if it is short. Files that an earlier call has read are not read again.
+
+        A listing of a file system is not one moment: a tag may be created in a folder that was listed already, and then
+        its branch may be reset or deleted in a folder that was not. So tags are listed again if a branch has moved.
+        """
+        main = None
+        if self._listed.count is None:
+            main = await self._fetch_newest(MAIN)
+            self._listed.count = _MOST_LISTED_FILES + 1 if main is None else main.sequence
+        if self._listed.count > _MOST_LISTED_FILES:
+            return await super().fetch_refs()
+        looked, items = monotonic_time(), {}
+        async for page in self.storage.list(REFS):
+            items.update({item.key: item for item in page})
+        self._listed.count, folders = len(items), group_by_folder(items)
+        newest = {
+            name: found
+            for name in sorted({parse_folder("branch", folder) for folder in folders} - {""})
+            if (found := _find_listed(name, folders)) is not None
+        }
+        if main is not None and MAIN in newest and newest[MAIN][:2] == (main.style, main.sequence):
+            item = items[main.style.branch_key(MAIN, main.sequence)]
+            self._listed.contents[item.key] = item.version, main.content
+        keys = {name: style.branch_key(name, number) for name, (style, number) in newest.items()}
+        has_moved = any(self._listed.find(items[key]) is None for key in keys.values())
+        files = await gather_requests(self._read_listed(name, *newest[name], items[key]) for name, key in keys.items())
+        tips: dict[str, Tip] = {}
+        for name, file in zip(keys, files, strict=True):
+            if file is not None:
+                self._seen[name], self._looked[name] = file, looked
+            if file is not None and not file.content.deleted:
+                tips[name] = Tip(file.content.snapshot_id, file.sequence, file.content.collection)
+        if has_moved:
+            return tips, await self.fetch_tags()
+        tags = [each for each in REF_FILES.group(items) if each.kind == "tag"]
+        targets = await gather_requests(self._read_listed_tag(items[each.keys[0]]) for each in tags)
+        return tips, {tag.name: to for tag, to in zip(tags, targets, strict=True) if to is not None}
+
+    async def _read_listed(self, branch: str, style: RefStyle, number: int, item: ObjectInfo) -> _Newest | None:
+        """The newest file of a branch, which was listed."""
+        content = self._listed.find(item)
+        if content is None:
+            try:
+                content = await self._find_file(branch, style, number)
+            except TornRefError:
+                content = await self._find_whole(branch, style, number)
+            else:
+                if content is not None:
+                    self._listed.contents[item.key] = item.version, content
+        return None if content is None else _Newest(style, number, content)
+
+    async def _read_listed_tag(self, item: ObjectInfo) -> ObjectId | None:
+        content = self._listed.find(item)
+        if content is None:
+            data = await _find(self.storage.get(item.key))
+            if data is None:
+                return None
+            content = parse_ref(data, item.key)
+            self._listed.contents[item.key] = item.version, content
+        return content.snapshot_id
+
     async def list_tags(self) -> set[str]:
         files = await self._tag_files()
         return files.get(TAG_FILE, set()) - files.get(TAG_TOMBSTONE, set())
@@ -505,8 +593,10 @@ class RepositoryLedger(QuotingLedger):
         return seen if Tip(seen.content.snapshot_id, seen.sequence) == tip else None
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
-        looked = monotonic_time()
-        await self.storage.create(style.branch_key(branch, sequence), content.encode())
+        looked, key = monotonic_time(), style.branch_key(branch, sequence)
+        version = await self.storage.create(key, content.encode())
+        self._listed.contents.pop(style.branch_key(branch, max(sequence - 1, 0)), None)
+        self._listed.contents[key] = version, content
         self._looked[branch] = looked
         self._seen[branch] = _Newest(style, sequence, content)
 
@@ -672,6 +762,16 @@ async def _find(request: Any) -> Any:
         return await request
     except ObjectNotFoundError:
         return None
+
+
+def _find_listed(branch: str, folders: Mapping[str, Sequence[str]]) -> tuple[RefStyle, int] | None:
+    """The newest file of a branch in a listing."""
+    for style in STYLES:
+        names = folders.get(style.branch_folder(branch).removeprefix(REFS), ())
+        first = next((found for name in sorted(names) if (found := parse_sequence(name)) is not None), None)
+        if first is not None:
+            return RefStyle(style.separator, first[1]), first[0]
+    return None
 
 
 def _no_branch(branch: str) -> RefNotFoundError:

@@ -21,7 +21,8 @@ from icefloe.maintenance.inventory import (
     open_uncached,
     report_progress,
 )
-from icefloe.model.snapshot import SnapshotInfo, TransactionLog, check_past
+from icefloe.metadata_files import MetadataFiles
+from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog, check_past
 from icefloe.session.ancestry import compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
@@ -253,11 +254,14 @@ async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPl
     uncached = open_uncached(context)
     plan = await _plan(uncached, request)
     context.ledger.learn_from(uncached.ledger)
-    return await apply_expiry(context, plan)
+    return await apply_expiry(context, plan, uncached.metadata_files)
 
 
-async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPlan:
-    """Apply a plan."""
+async def apply_expiry(
+    context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles | None = None
+) -> ExpiryPlan:
+    """Apply a plan. `contents` may have some of its snapshots in its cache."""
+    contents = contents or open_uncached(context).metadata_files
     if plan.change.is_empty() or not context.ledger.expires_at_once:
         await context.check_writable()
     if plan.change.is_empty():
@@ -265,10 +269,10 @@ async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPl
             await context.ledger.log_expiry()
         return plan
     if context.ledger.expires_at_once:
-        await _apply(context, plan)
+        await _apply(context, plan, contents)
         return plan
     refs = await fetch_all_refs(open_uncached(context).ledger)
-    await _apply(context, plan)
+    await _apply(context, plan, contents)
     for _ in range(_ROUNDS):
         # A commit or an amendment made in the meantime may have an expired parent.
         if await fetch_all_refs(open_uncached(context).ledger) == refs:
@@ -277,19 +281,24 @@ async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPl
         refs, missed = history.refs, plan_again(history, plan.change.expired)
         if missed.change.is_empty():
             break
-        await _apply(context, missed)
+        await _apply(context, missed, contents)
     return plan
 
 
-async def _apply(context: RepositoryContext, plan: ExpiryPlan) -> None:
+async def _apply(context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles) -> None:
+    """Join transaction logs and change history.
+
+    The nodes of a snapshot never change, so `contents` may have them in its cache. Logs are read from storage.
+    """
     seams = {} if context.ledger.keeps_pruned_logs or not context.capabilities.transaction_logs else plan.skipped
-    uncached = open_uncached(context)
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
+        parent = await contents.fetch_snapshot(plan.change.parents[child])
+        if parent.parent_id is None:
+            context.metadata_files.keep_snapshot(parent)  # its file is never rewritten
+        own, exact[child] = await _join_skipped(contents, child, skipped, parent)
         # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
-        own = await _log_since(uncached, [child], skipped[0])
-        exact[child] = await _log_since(uncached, [*reversed(skipped), child], plan.change.parents[child])
         await _write_log(context, child, _union(own, exact[child]))
     report_progress("change history", 0, 1)
     await context.ledger.change_history(plan.change)
@@ -320,7 +329,7 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
                 # The other expiry removed fewer commits, so that the parent is a later one than ours.
                 log = await _compare(uncached, begins, child)
             else:
-                log = await _log_since(uncached, [*reversed(skipped), child], begins)
+                log = await _log_since(uncached.metadata_files, [*reversed(skipped), child], begins)
         except SnapshotNotFoundError:
             return  # a collection deleted the expired files; the expiry wrote the log
         await _write_log(context, child, log)
@@ -351,11 +360,40 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
     )
 
 
-async def _log_since(uncached: UncachedRepository, snapshots: list[ObjectId], parent: ObjectId) -> TransactionLog:
-    metadata_files = uncached.metadata_files
-    old, new = await metadata_files.fetch_snapshot(parent), await metadata_files.fetch_snapshot(snapshots[-1])
+async def _join_skipped(
+    files: MetadataFiles, child: ObjectId, skipped: Sequence[ObjectId], parent: Snapshot
+) -> tuple[TransactionLog, TransactionLog]:
+    """What a snapshot changed against its expired parent, and against its new parent.
+
+    Its own log is read last, and once: a concurrent expiry may write it again, and what that one wrote must not be
+    replaced by less.
+    """
+    before, new = await files.fetch_snapshot(skipped[0]), await files.fetch_snapshot(child)
+    earlier = await _find_logs(files, skipped[::-1])
+    own = await _find_logs(files, [child])
+    return (
+        await _fit_logs(files, own, before, new),
+        await _fit_logs(files, None if earlier is None or own is None else [*earlier, *own], parent, new),
+    )
+
+
+async def _log_since(files: MetadataFiles, snapshots: Sequence[ObjectId], parent: ObjectId) -> TransactionLog:
+    old, new = await files.fetch_snapshot(parent), await files.fetch_snapshot(snapshots[-1])
+    return await _fit_logs(files, await _find_logs(files, snapshots), old, new)
+
+
+async def _find_logs(files: MetadataFiles, snapshots: Sequence[ObjectId]) -> list[TransactionLog] | None:
+    """The logs of some snapshots. None if one of them has none."""
     try:
-        logs = [await metadata_files.fetch_transaction_log(each) for each in snapshots]
+        return [await files.fetch_transaction_log(each, anew=True) for each in snapshots]
     except ObjectNotFoundError:
-        return await compare_snapshots(old, new, metadata_files)
-    return fit_log(await join_logs(logs, old, new, metadata_files), old, new)
+        return None
+
+
+async def _fit_logs(
+    files: MetadataFiles, logs: Sequence[TransactionLog] | None, old: Snapshot, new: Snapshot
+) -> TransactionLog:
+    """The log of all changes from one snapshot to another. Without logs, they are compared."""
+    if logs is None:
+        return await compare_snapshots(old, new, files)
+    return fit_log(await join_logs(logs, old, new, files), old, new)

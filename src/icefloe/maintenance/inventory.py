@@ -401,9 +401,8 @@ async def fetch_all_refs(ledger: Ledger) -> RefTargets:
     found = await ledger.fetch_targets()
     if found is not None:
         return RefTargets(*found)
-    # Tags come second: a tag that replaces a branch is created before the branch is deleted.
-    tips = await ledger.fetch_tips()
-    return RefTargets({name: tip.snapshot_id for name, tip in tips.items()}, await ledger.fetch_tags())
+    tips, tags = await ledger.fetch_refs()
+    return RefTargets({name: tip.snapshot_id for name, tip in tips.items()}, tags)
 
 
 async def gather_bounded(

@@ -123,6 +123,8 @@ class Step:
 class _Slot:
     session: Session
     model: SessionModel
+    ready_at: float
+    """When the session could be written to. The model began before that, with the first request."""
 
 
 class Process:
@@ -237,7 +239,9 @@ class Process:
         if base is None:
             self._oracle.report("every read is of one snapshot", f"{actor}: nobody knows {session.snapshot_id}")
             return
-        self._slots[slot] = _Slot(session, SessionModel(branch, session.snapshot_id, base, began, since))
+        self._slots[slot] = _Slot(
+            session, SessionModel(branch, session.snapshot_id, base, began, since), self._loop.time()
+        )
 
     async def _edit(self, actor: str, label: str, slot: str, edits: Sequence[Edit]) -> None:
         entry = self._slots.get(slot)
@@ -393,7 +397,7 @@ class Process:
             work.append((fork, model))
             for place, edit in enumerate(wanted):
                 await self._apply(fork, model, edit, f"{label}/{number}.{place}", actor)
-        self._slots[f"{slot} forks"] = _Slot(entry.session, entry.model)
+        self._slots[f"{slot} forks"] = _Slot(entry.session, entry.model, entry.ready_at)
         if pause:
             await asyncio.sleep(pause)
         for fork, model in work:
@@ -558,11 +562,11 @@ class Process:
                 )
 
     def _oldest_writer(self) -> float | None:
-        """When the oldest session with uncommitted changes of this very process was opened."""
+        """Since when the oldest session with uncommitted changes of this very process could be written to."""
         if not self.plan.long_lived:
             return None
         starts = [
-            entry.model.opened_at
+            entry.ready_at
             for slot, entry in self._slots.items()
             if slot.endswith(" forks") or (entry.model.changes and not entry.session.read_only)
         ]
