@@ -44,6 +44,8 @@ def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
 def test_few_rows_are_written_as_many_rows_are(manifest: Manifest) -> None:
     few = bytes(encode_manifest_body(manifest))
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_writer, "_JOINED_ROWS", -1)
+        assert bytes(encode_manifest_body(manifest)) == few
         patch.setattr(manifest_writer, "_FEW_ROWS", -1)
         assert bytes(encode_manifest_body(manifest)) == few
 

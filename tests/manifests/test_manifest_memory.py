@@ -1,4 +1,4 @@
-"""Ten million new references in one session stay within a stated amount of memory."""
+"""New references stay within a stated amount of memory: ten million in one session, or one in each of many commits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import subprocess
 import sys
 
 import pytest
+
+from icefloe.ids import new_object_id
+from icefloe.manifests.chunk_columns import merge_edits
+from icefloe.manifests.manifest_plan import build_manifest
+from icefloe.model.chunk_table import ChunkKind, ChunkRef, table_from_rows
 
 BYTES_PER_REFERENCE = 100
 """Columns, keys and one merge of the largest runs; two dimensions, virtual."""
@@ -53,3 +58,21 @@ def test_ten_million_references_take_a_hundred_bytes_each() -> None:
     count, peak_bytes = map(int, answer.stdout.split())
     assert count == 10_000_000
     assert peak_bytes < count * BYTES_PER_REFERENCE
+
+
+def _inline(data: bytes) -> ChunkRef:
+    return ChunkRef(ChunkKind.INLINE, 0, len(data), data=data)
+
+
+def test_a_chunk_that_is_written_often_leaves_no_bytes_behind() -> None:
+    node, size, commits = b"12345678", 400, 100
+    tables = {node: table_from_rows([((number,), _inline(bytes(size))) for number in range(5)], 1)}
+    for number in range(commits):
+        data = bytes([number]) * size
+        edit = table_from_rows([((number % 5,), _inline(data))], 1)
+        built = build_manifest({node: merge_edits(tables[node], edit)}, new_object_id())
+        tables = dict(built.manifest.tables)
+        table = tables[node]
+        assert len(table.inline) <= max(2 * 5 * size + size, 1 << 12), "at most half of it, or a little, is unused"
+        assert table.row(number % 5).data == data
+    assert [table.row(row).data for row in range(5)] == [bytes([commits - 5 + row]) * size for row in range(5)]

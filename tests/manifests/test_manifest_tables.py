@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import tracemalloc
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from icefloe.errors import InvalidInputError
 from icefloe.manifests.cells import filter_box, halve, rows_by_cell
 from icefloe.manifests.chunk_columns import (
+    code_texts,
     compact_locations,
     concat,
     diff_tables,
     drop_tombstones,
     find_row,
     find_rows,
+    join_runs,
     map_coords,
     merge_edits,
     overlay,
@@ -27,7 +32,16 @@ from icefloe.manifests.chunk_columns import (
     table_from_columns,
     take,
 )
-from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, table_from_rows
+from icefloe.model.chunk_table import (
+    ChunkKind,
+    ChunkRef,
+    ChunkTable,
+    Coords,
+    StringColumn,
+    string_column,
+    table_from_rows,
+    text_array,
+)
 from icefloe.session.change_set import EditBuffer
 
 Model = dict[Coords, ChunkRef]
@@ -85,6 +99,30 @@ def test_merging_edits_equals_updating_a_dict(case: tuple[int, Model, Model]) ->
     assert as_model(overlay(build(base, ndim), build(edits, ndim))) == base | edits
 
 
+own_refs = refs(deleted=True).filter(lambda ref: ref.kind is not ChunkKind.VIRTUAL)
+"""References to chunks that the repository holds, and deletions."""
+
+
+@given(
+    ranks.flatmap(
+        lambda n: st.tuples(
+            st.just(n), st.lists(st.tuples(st.tuples(*[st.integers(0, 3)] * n), own_refs), min_size=1, max_size=20)
+        )
+    )
+)
+def test_single_edits_one_after_the_other_equal_updating_a_dict(
+    case: tuple[int, list[tuple[tuple[int, ...], ChunkRef]]],
+) -> None:
+    ndim, edits = case
+    model: Model = {}
+    table = build(model, ndim)
+    for coords, ref in edits:
+        table = merge_edits(table, build({coords: ref}, ndim))
+        model[coords] = ref
+        model = {key: value for key, value in model.items() if value.kind is not ChunkKind.DELETED}
+        assert as_model(table) == model
+
+
 @given(st.integers(0, 2**32 - 1), refs(deleted=True), st.booleans())
 def test_a_few_edits_are_spliced_into_a_long_table(seed: int, ref: ChunkRef, inline: bool) -> None:
     def reference(i: int, j: int) -> ChunkRef:
@@ -111,6 +149,52 @@ def test_split_then_concat_is_identity(case: tuple[int, Model], shape: list[int]
     slices = list(halve(table, 3))
     assert all(len(p) <= 3 for p in slices)
     assert concat(slices) == table
+
+
+@given(models(2), st.sampled_from([1, 2, 3, 7]), st.lists(st.integers(1, 4), min_size=2, max_size=2))
+def test_cells_do_not_depend_on_how_many_rows_are_looked_at_together(model: Model, rows: int, shape: list[int]) -> None:
+    table = build(model, 2)
+    together = list(rows_by_cell(table, shape))
+    with mock.patch("icefloe.manifests.cells._KEYS_AT_ONCE", rows):
+        for part, other in zip(rows_by_cell(table, shape), together, strict=True):
+            assert (part.cell, part.box, part.count) == (other.cell, other.box, other.count)
+            assert take(table, part.rows) == take(table, other.rows)
+
+
+@given(ranks.flatmap(lambda n: st.tuples(st.just(n), models(n, deleted=True))), st.data())
+def test_joined_runs_hold_all_rows_at_every_step(case: tuple[int, Model], data: st.DataObject) -> None:
+    ndim, model = case
+    rows = sorted(model.items(), key=lambda row: row[0])
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(rows) - 1, 1)), max_size=4)))
+    pieces = [rows[a:b] for a, b in itertools.pairwise([0, *cuts, len(rows)]) if rows[a:b]]
+    assume(pieces)
+    held: list[tuple[ChunkTable, ...]] = []
+    joined = join_runs([table_from_rows(piece, ndim) for piece in pieces], held.append)
+    assert as_model(joined) == model
+    for tables in held:
+        assert [list(table.rows()) for table in tables] == pieces
+    assert all(np.shares_memory(table.coords, joined.coords) for table in held[-1] if ndim)
+
+
+def test_large_runs_in_order_are_joined_without_a_copy_of_all_columns() -> None:
+    count, buffer = 1 << 18, EditBuffer(1)
+    length = np.ones(count, dtype="u8")
+    tracemalloc.start()
+    try:
+        for first in range(0, 4 * count, count):
+            index = np.arange(first, first + count, dtype="u8")
+            buffer.add_table(
+                table_from_columns(
+                    index[:, None], kind=ChunkKind.VIRTUAL, location="s3://a/x", offset=index, length=length.copy()
+                )
+            )
+        tracemalloc.reset_peak()
+        table = buffer.to_table()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(table.offset, np.arange(4 * count))
+    assert peak < 1.6 * table.nbytes  # all columns once, and one of them twice
 
 
 @given(two_models)
@@ -246,3 +330,46 @@ def test_locations_are_taken_in_every_columnar_form() -> None:
 def test_columns_that_cannot_be_references_are_refused(columns: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidInputError, match=complaint):
         table_from_columns(columns.pop("coords"), **columns)
+
+
+TEXTS = st.lists(st.one_of(st.none(), st.sampled_from(["", "a", "ü", "s3://b/x"]), st.text(max_size=3)), max_size=30)
+
+
+@given(TEXTS, st.integers(-35, 35), st.integers(-35, 35))
+def test_a_few_texts_are_the_same_column_as_an_arrow_array(texts: list[str | None], first: int, end: int) -> None:
+    few, arrow = string_column(texts), StringColumn(text_array(texts))
+    assert few == arrow and arrow == few and few == texts and arrow == texts
+    assert list(few) == list(arrow) == texts and len(few) == len(arrow)
+    assert few.null_count == arrow.null_count == texts.count(None)
+    assert list(few[first:end]) == list(arrow[first:end]) == texts[first:end]
+    assert [few[row] for row in range(len(few))] == [arrow[row] for row in range(len(arrow))] == texts
+    assert few.arrow.equals(arrow.arrow)
+    assert pickle.loads(pickle.dumps(few)) == few
+    other = [*texts[1:], "other"]
+    assert few != string_column(other) and arrow != string_column(other) and few != other
+
+
+def test_a_text_that_is_not_valid_unicode_cannot_be_in_a_column() -> None:
+    for texts in (["a", "\ud800"], [None, "\ud800"]):
+        with pytest.raises(UnicodeEncodeError):
+            string_column(texts)
+    for wrong in (["a", 3], [None, 0], [b"a"]):
+        with pytest.raises(InvalidInputError, match="not text"):
+            string_column(wrong)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "ü", "", None, np.str_("a")]), max_size=20),
+    st.integers(0, 9000),
+    st.sampled_from([1, 7, 5000]),
+)
+def test_texts_have_the_same_codes_in_every_form(start: list[str | None], more: int, per_text: int) -> None:
+    texts = start + [f"t{row // per_text}" for row in range(more)]
+    codes, distinct = code_texts(texts, len(texts))
+    assert [None if code < 0 else distinct[code] for code in codes.tolist()] == texts
+    assert len(set(distinct)) == len(distinct) == len(set(texts) - {None})
+    for form in (tuple(texts), np.array(texts, dtype=object), pa.array(texts, pa.string())):
+        same_codes, same = code_texts(form, len(texts))
+        assert same_codes.tolist() == codes.tolist() and same == distinct
+    with pytest.raises(InvalidInputError, match="Give one for each"):
+        code_texts(texts, len(texts) + 1)

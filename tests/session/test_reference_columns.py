@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
+import functools
 import os
+import pickle
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import icefloe
 from icefloe.blocking import iterate_blocking, run_blocking
-from icefloe.errors import InvalidInputError, VirtualChunkError
+from icefloe.errors import IcefloeError, InvalidInputError, VirtualChunkError
+from icefloe.manifests.chunk_columns import CODED_AT_ONCE
 from icefloe.session.session_chunks import ChunkType
 
 GENERATIONS = ("repository", "icechunk1", "icechunk2", "dataset", "store")
@@ -215,3 +222,128 @@ def test_one_wrong_specification_sets_none_of_a_list(spec: icefloe.VirtualChunkS
     with pytest.raises(InvalidInputError, match=message):
         session.store.set_virtual_refs("a", [good, spec, good])
     assert session.all_virtual_chunk_locations() == []
+
+
+class Sequence(list[Any]):
+    """A list whose type is not the usual one, so that specifications with it are read by the general reader."""
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+def spec_session() -> icefloe.Session:
+    config = icefloe.RepositoryConfig.default()
+    config.set_virtual_chunk_container(icefloe.VirtualChunkContainer("s3://b/", icefloe.s3_store(region="us-east-1")))
+    session = icefloe.Repository.create(icefloe.in_memory_storage(), config).writable_session("main")
+    add(session.store, "a", (200, 400), (2, 4))
+    return session
+
+
+def outcome(specs: Any) -> Any:
+    """What a list of specifications does to an array: its references and the refused chunks, or the error."""
+    session = spec_session()
+    view = session._state.view()
+    try:
+        refused = session.store.set_virtual_refs("a", specs)
+    except (IcefloeError, TypeError) as error:
+        assert session.all_virtual_chunk_locations() == []
+        return type(error), str(error)
+    return run_blocking(session._state.chunk_table(view.tree.array("/a"))), refused
+
+
+WHOLE = st.integers(0, 99)
+ODD_NUMBERS = st.one_of(
+    WHOLE,
+    st.sampled_from(
+        [True, np.int32(3), np.uint64(4), np.bool_(True), Number.ONE, np.array(5), np.array([6]), -1, 1 << 31, 1 << 32]
+    ),
+    st.sampled_from([(1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 0.0, 1.5, None, "1", float("nan"), [1], 100]),
+)
+ODD_INDICES = st.one_of(
+    st.lists(ODD_NUMBERS, min_size=2, max_size=2),
+    st.lists(ODD_NUMBERS, min_size=2, max_size=2).map(tuple),
+    st.lists(WHOLE, max_size=3),
+    st.sampled_from([np.array([1, 2]), np.array([1.0, 2.0]), range(2), "12", {3: 0, 4: 1}, {5, 6}, b"ab", ""]),
+)
+ODD_TEXTS = st.one_of(
+    st.sampled_from(["s3://b/x", "s3://b/ü", "s3://other/x", "", "no url", "s3://b/\ud800", Text("s3://b/x")]),
+    st.sampled_from([np.str_("s3://b/y"), None, 3, b"s3://b/x", Path("/x"), ["s3://b/x"]]),
+)
+ODD_SPECS = st.builds(icefloe.VirtualChunkSpec, ODD_INDICES, ODD_TEXTS, ODD_NUMBERS, ODD_NUMBERS)
+SPECS = st.builds(
+    icefloe.VirtualChunkSpec,
+    st.lists(WHOLE, min_size=2, max_size=2),
+    st.sampled_from(["s3://b/x", "s3://b/y", "s3://other/z"]),
+    st.integers(0, 1 << 40),
+    st.integers(1, 1 << 40),
+    st.sampled_from([None, None, "", "tag"]),
+    SPEC_TIMES,
+)
+
+
+@given(st.lists(SPECS, min_size=1, max_size=6), st.lists(ODD_SPECS, max_size=2), st.integers(0, 5), st.booleans())
+def test_the_fast_reader_of_specifications_agrees_with_the_general_one(
+    usual: list[Any], odd: list[Any], position: int, as_generator: bool
+) -> None:
+    specs = usual[:position] + odd + usual[position:]
+    first = usual[0]
+    marked = [replace(spec, index=Sequence(spec.index)) if spec is first else spec for spec in specs]
+    assert outcome(iter(specs) if as_generator else specs) == outcome(marked)
+
+
+@functools.cache
+def many_specs(per_file: int) -> list[icefloe.VirtualChunkSpec]:
+    """More specifications than are read at a time."""
+    return [
+        icefloe.VirtualChunkSpec([row // 100, row % 100], f"s3://b/{row // per_file}", row, 1 + row)
+        for row in range(CODED_AT_ONCE + 100)
+    ]
+
+
+@given(st.integers(0, CODED_AT_ONCE + 99), st.one_of(ODD_SPECS, SPECS), st.sampled_from([1, 300, 1 << 20]))
+@settings(max_examples=30)
+def test_specifications_are_read_in_pieces_without_a_difference(position: int, spec: Any, per_file: int) -> None:
+    specs = [*many_specs(per_file)]
+    specs[position] = spec
+    marked = [replace(specs[0], index=Sequence(specs[0].index)), *specs[1:]] if position else specs
+    assert outcome(specs) == outcome(marked)
+
+
+def test_forty_thousand_files_in_a_list_of_specifications_keep_their_chunks() -> None:
+    session = spec_session()
+    add(session.store, "w", (200, 200), (1, 1))
+    specs = [
+        icefloe.VirtualChunkSpec((row // 200, row % 200), f"s3://b/{row:05d}", row, 1 + row) for row in range(40_000)
+    ]
+    assert session.store.set_virtual_refs("w", specs) is None
+    table = run_blocking(session._state.chunk_table(session._state.tree.array("/w")))
+    assert [table.locations[code] for code in table.location.tolist()] == [spec.location for spec in specs]
+    assert table.offset.tolist() == list(range(40_000))
+
+
+def test_a_specification_can_be_pickled_compared_and_not_changed() -> None:
+    spec = icefloe.VirtualChunkSpec([1, 2], "s3://b/x", 3, 4, "tag")
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert spec != replace(spec, offset=5)
+    with pytest.raises(AttributeError):
+        spec.offset = 5  # type: ignore[misc]
+
+
+def test_references_to_a_few_files_are_committed_without_loading_arrow() -> None:
+    code = """
+import sys, icefloe, zarr
+config = icefloe.RepositoryConfig.default()
+config.set_virtual_chunk_container(icefloe.VirtualChunkContainer("s3://b/", icefloe.s3_store(region="us-east-1")))
+session = icefloe.Repository.create(icefloe.in_memory_storage(), config).writable_session("main")
+zarr.create_array(session.store, name="a", shape=(400,), chunks=(1,), dtype="u1")
+session.store.set_virtual_refs("a", [icefloe.VirtualChunkSpec([n], f"s3://b/{n % 7}", n, 1) for n in range(300)])
+session.store.set_virtual_refs_arr("a", (100,), ["s3://b/x"] * 100, range(100), [1] * 100, arr_offset=(300,))
+session.commit("references")
+sys.exit("pyarrow" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

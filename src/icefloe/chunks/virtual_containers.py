@@ -86,7 +86,7 @@ def normalise_locations(locations: Any) -> StringColumn:
     if len(column) <= FEW_TEXTS:
         texts = list(column)
         tidy = [None if text is None else normalise_location(text) for text in texts]
-        return column if tidy == texts else StringColumn(text_array(tidy))
+        return column if tidy == texts else StringColumn.of_few(tidy)
     import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few locations do not need
 
     untidy = pc.or_(

@@ -8,6 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -227,6 +228,9 @@ def _first_axis_range(table: ChunkTable, span: tuple[int, int]) -> tuple[int, in
     return int(start), int(stop)
 
 
+_KEYS_AT_ONCE = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class CellRows:
     """The rows of a table in one cell, and their bounding box."""
@@ -244,21 +248,41 @@ def rows_by_cell(table: ChunkTable, cell_shape: Sequence[int]) -> Iterator[CellR
     if table.ndim == 0:
         yield CellRows((), slice(0, len(table)), (), len(table))
         return
-    cells = table.coords // np.asarray(cell_shape, dtype=np.uint32)
-    keys = sort_keys(cells, common_radix(cells))
+    shape = np.asarray(cell_shape, dtype=np.uint32)
     order = None
-    if not bool((keys[1:] >= keys[:-1]).all()):
+    starts = _cell_starts(table.coords, shape)
+    if starts is None:
+        keys = _cell_keys(table.coords, shape, np.asarray(highest(table.coords)) // shape + 1)
         order = np.argsort(keys, kind="stable")
         keys = keys[order]
-    starts = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(keys)]])
-    del keys
-    for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        starts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()]
+        del keys
+    for start, end in itertools.pairwise([*starts, len(table)]):
         rows: Rows = slice(start, end) if order is None else order[start:end]
         inside = table.coords[rows]
-        first = start if order is None else int(order[start])
-        cell = tuple(cells[first].tolist())
         box = tuple((a, b + 1) for a, b in zip(lowest(inside), highest(inside), strict=True))
-        yield CellRows(cell, rows, box, end - start)
+        yield CellRows(tuple((inside[0] // shape).tolist()), rows, box, end - start)
+
+
+def _cell_keys(coords: npt.NDArray[np.uint32], shape: npt.NDArray[np.uint32], grid: npt.NDArray[Any]) -> Any:
+    """A key for each row that sorts like its cell, in a grid of so many cells."""
+    radix = tuple(grid.tolist())
+    return sort_keys(coords // shape, radix if math.prod(radix) <= 2**64 else None)
+
+
+def _cell_starts(coords: npt.NDArray[np.uint32], shape: npt.NDArray[np.uint32]) -> list[int] | None:
+    """The first row of each cell, if the rows of every cell are consecutive. Some rows are looked at at a time."""
+    grid = np.asarray(highest(coords)) // shape + 1
+    starts, last = [0], None
+    for first in range(0, len(coords), _KEYS_AT_ONCE):
+        keys = _cell_keys(coords[first : first + _KEYS_AT_ONCE], shape, grid)
+        if (last is not None and keys[0] < last) or not bool((keys[1:] >= keys[:-1]).all()):
+            return None
+        if last is not None and keys[0] != last:
+            starts.append(first)
+        starts += (np.flatnonzero(keys[1:] != keys[:-1]) + (first + 1)).tolist()
+        last = keys[-1]
+    return starts
 
 
 def halve(table: ChunkTable, limit: int) -> Iterator[ChunkTable]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.chunk_table import (
+    FEW_TEXTS,
     ChunkKind,
     ChunkTable,
     ChunkTables,
@@ -219,6 +222,70 @@ def join_columns(tables: Sequence[ChunkTable], order: npt.NDArray[np.int64] | No
     )
 
 
+def join_runs(runs: list[ChunkTable], hold: Callable[[tuple[ChunkTable, ...]], None]) -> ChunkTable:
+    """The concatenated rows of tables whose coordinates follow each other. Only one column is in memory twice.
+
+    After each column, the tables of `runs` are replaced by the same rows in the common columns, and `hold` gets them. A
+    caller that holds nothing else gives the memory of the old columns back step by step.
+    """
+    _check_ranks(runs)
+    ends = np.cumsum([len(run) for run in runs]).tolist()
+    spans = list(zip([0, *ends], ends, strict=False))
+
+    def share(**columns: Any) -> None:
+        for place, (first, end) in enumerate(spans):
+            own: dict[str, Any] = {
+                name: column[first:end] if isinstance(column, np.ndarray) else column
+                for name, column in columns.items()
+            }
+            runs[place] = replace(runs[place], **own)
+        hold(tuple(runs))
+        if ends[-1] >= _MANY_ROWS:
+            _return_memory()
+
+    share(coords=(coords := np.concatenate([run.coords for run in runs])))
+    share(kind=(kind := np.concatenate([run.kind for run in runs])))
+    offset, inline = _join_inline(runs)
+    share(offset=offset, inline=inline)
+    share(length=(length := np.concatenate([run.length for run in runs])))
+    share(object_id=(object_id := _join_ids(runs)))
+    location, locations = _join_coded(runs, lambda run: (run.location, run.locations))
+    share(location=location, locations=locations)
+    etag, etags = _join_coded(runs, lambda run: (run.etag, run.etags))
+    share(etag=etag, etags=etags)
+    last_modified = _join_optional(runs, lambda run: run.last_modified, np.uint32)
+    return ChunkTable(
+        coords=coords,
+        kind=kind,
+        offset=offset,
+        length=length,
+        object_id=object_id,
+        location=location,
+        locations=locations,
+        etag=etag,
+        etags=etags,
+        last_modified=last_modified,
+        inline=inline,
+    )
+
+
+def _return_memory() -> None:
+    """Give freed memory back to the system. The allocator of Linux keeps blocks of up to 32 MiB otherwise."""
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
+
+
+def _find_malloc_trim() -> Any:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None  # another system, or another C library
+
+
+_MANY_ROWS = 1 << 22
+_MALLOC_TRIM = _find_malloc_trim()
+
+
 def _check_ranks(tables: Sequence[ChunkTable]) -> None:
     if len({t.ndim for t in tables}) > 1:
         raise InvalidInputError(f"chunk tables have different ranks: {sorted({t.ndim for t in tables})}")
@@ -277,22 +344,23 @@ def _join_coded(
 
 
 def _unify(coded: Sequence[tuple[Any, Sequence[str]]]) -> tuple[list[Any], StringColumn]:
-    distinct = {id(texts): string_column(texts).arrow for codes, texts in coded if codes is not None}
-    joined = pa.concat_arrays(list(distinct.values()))
-    longest = max(len(d) for d in distinct.values())
-    if (len(joined) - longest) * _APPEND_RATIO < longest:
-        # A few new texts after many: storing a text twice is cheaper than hashing all of them.
-        mapping, texts = np.arange(len(joined), dtype=np.int32), joined
+    distinct = {id(texts): string_column(texts) for codes, texts in coded if codes is not None}
+    total, longest = sum(map(len, distinct.values())), max(map(len, distinct.values()))
+    if total <= FEW_TEXTS:
+        joined = StringColumn.of_few([text for column in distinct.values() for text in column])
     else:
-        mapping, coded_texts = code_rows(StringColumn(joined), np.arange(len(joined)))
-        texts = coded_texts.arrow
+        joined = StringColumn(pa.concat_arrays([column.arrow for column in distinct.values()]))
+    if (total - longest) * _APPEND_RATIO < longest:
+        # A few new texts after many: storing a text twice is cheaper than hashing all of them.
+        mapping, texts = np.arange(total, dtype=np.int32), joined
+    else:
+        mapping, texts = code_rows(joined, np.arange(total))
     parts: dict[int, npt.NDArray[np.int32]] = {}
     start = 0
     for key, dictionary in distinct.items():
         parts[key] = np.append(mapping[start : start + len(dictionary)], np.int32(-1))  # code -1 stays -1
         start += len(dictionary)
-    mapped = [None if codes is None else parts[id(texts)][codes] for codes, texts in coded]
-    return mapped, StringColumn(texts)
+    return [None if codes is None else parts[id(words)][codes] for codes, words in coded], texts
 
 
 def bounding_rows(tables: ChunkTables) -> npt.NDArray[np.int64]:
@@ -373,16 +441,76 @@ def code_texts(values: Any, count: int) -> tuple[npt.NDArray[np.int32], StringCo
     """Texts in any columnar form (one for all rows, list, numpy, Arrow plain or dictionary) as codes. Null is -1."""
     if isinstance(values, str):
         return np.zeros(count, dtype=np.int32), string_column([values])
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if isinstance(values, (list, tuple)):
+        _check_count(len(values), count)
+        coder = TextCoder()
+        codes = np.empty(count, dtype=np.int32)
+        for first in range(0, count, CODED_AT_ONCE):
+            piece = values[first : first + CODED_AT_ONCE]
+            coded = coder.code(piece)
+            if coded is None:
+                break
+            codes[first : first + len(piece)] = coded
+        else:
+            return codes, string_column(coder.texts)
+        values = string_column(values).arrow.dictionary_encode()
     if isinstance(values, pa.ChunkedArray):
         values = values.unify_dictionaries().combine_chunks()
     if not isinstance(values, pa.DictionaryArray):
         values = string_column(values).arrow.dictionary_encode()
-    if len(values) != count:
+    _check_count(len(values), count)
+    return codes_of(values.indices), string_column(values.dictionary)
+
+
+def _check_count(found: int, count: int) -> None:
+    if found != count:
         raise InvalidInputError(
-            f"there are {len(values)} texts for {count} chunk references. Give one for each, or one for all"
+            f"there are {found} texts for {count} chunk references. Give one for each, or one for all"
         )
-    codes = codes_of(values.indices)
-    return codes, string_column(values.dictionary)
+
+
+CODED_AT_ONCE = 4096
+"""So many values are coded at a time. They stay in the processor's cache."""
+
+_MANY_CODED, _ROWS_PER_CODE = 1 << 15, 8
+"""From this many distinct texts on, Arrow is faster than a dict, unless each has this many rows on average."""
+
+
+class _Codes(dict[str, int]):
+    """Numbers texts in the order in which they are looked up first."""
+
+    def __missing__(self, text: str) -> int:
+        code = self[text] = len(self)
+        return code
+
+
+class TextCoder:
+    """Codes lists of texts, piece by piece. Distinct texts are numbered in the order of their first occurrence."""
+
+    def __init__(self) -> None:
+        self._codes = _Codes()
+        self._rows = 0
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct texts."""
+        return list(self._codes)
+
+    def code(self, texts: Sequence[Any]) -> npt.NDArray[np.int32] | None:
+        """The code of each text. None if a value is not exactly a str, or if there are too many distinct texts."""
+        if list(map(type, texts)).count(str) < len(texts):
+            return None
+        if len(self._codes) > max(_MANY_CODED, self._rows // _ROWS_PER_CODE):
+            return None
+        self._rows += len(texts)
+        return pack_numbers(list(map(self._codes.__getitem__, texts)), "i")
+
+
+def pack_numbers(numbers: Sequence[int], form: str) -> npt.NDArray[Any]:
+    """Whole numbers as a column of a type of `struct`. Other values and those that do not fit are a struct.error."""
+    return np.frombuffer(struct.pack(f"{len(numbers)}{form}", *numbers), dtype=form)
 
 
 def table_from_columns(
@@ -491,9 +619,44 @@ def merge_edits(base: ChunkTable, edits: ChunkTable) -> ChunkTable:
         return base
     if len(base) == 0:
         return drop_tombstones(edits)
+    if len(edits) == 1 and base.location is None and edits.location is None and base.ndim == edits.ndim:
+        return _merge_one(base, edits)
     if len(edits) <= _SPLICE_EDITS and len(base) > _SPLICE_EDITS * len(edits):
         return _splice(base, edits)
     return drop_tombstones(overlay(base, edits))
+
+
+def _merge_one(base: ChunkTable, edit: ChunkTable) -> ChunkTable:
+    """Apply one edit to a table without virtual references. Most small commits write one chunk."""
+    start, found = find_position(base, edit.coords[0].tolist())
+    end = start + found
+    kind = int(edit.kind[0])
+    if kind == ChunkKind.DELETED:
+        return take(base, np.delete(np.arange(len(base)), start)) if found else base
+    offset, inline = edit.offset, base.inline
+    if kind == ChunkKind.INLINE:
+        if len(inline):
+            offset = offset + np.uint64(len(inline))
+        inline = b"".join([inline, edit.inline]) if len(inline) else edit.inline
+
+    def put(column: Any, row: Any) -> Any:
+        return np.concatenate([column[:start], row, column[end:]])
+
+    ids, new_id = base.object_id, edit.object_id
+    if ids is None and new_id is not None:
+        ids = np.zeros((len(base), new_id.shape[1]), dtype=np.uint8)
+    elif ids is not None and new_id is None:
+        new_id = np.zeros((1, ids.shape[1]), dtype=np.uint8)
+    elif ids is not None and new_id is not None and ids.shape[1] != new_id.shape[1]:
+        _join_ids([base, edit])  # says what is wrong
+    return ChunkTable(
+        coords=put(base.coords, edit.coords),
+        kind=put(base.kind, edit.kind),
+        offset=put(base.offset, offset),
+        length=put(base.length, edit.length),
+        object_id=None if ids is None else put(ids, new_id),
+        inline=inline,
+    )
 
 
 def _splice(base: ChunkTable, edits: ChunkTable) -> ChunkTable:

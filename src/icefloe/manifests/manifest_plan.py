@@ -642,6 +642,7 @@ Fetch = Callable[[ObjectId], Manifest]
 
 _FEW_ARRAYS = 8
 """Up to this many arrays, separate tables are as fast as common columns."""
+_SMALL_INLINE_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -743,7 +744,11 @@ def build_manifest(tables: Mapping[NodeId, ChunkTable], manifest_id: ObjectId) -
 
 
 def _built(tables: Mapping[NodeId, ChunkTable], manifest_id: ObjectId) -> BuiltManifest:
-    compacted = {key: compact_locations(table) for key, table in tables.items()}
+    # Every commit to a chunk would leave the bytes of the chunk before it in memory.
+    compacted = {
+        key: compact_locations(compact_inline(table) if len(table.inline) > _SMALL_INLINE_BYTES else table)
+        for key, table in tables.items()
+    }
     refs = {key: ManifestRef(manifest_id, table.extents()) for key, table in tables.items()}
     return BuiltManifest(Manifest(manifest_id, compacted), refs)
 

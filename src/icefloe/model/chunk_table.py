@@ -69,38 +69,68 @@ def rows_below(coords: npt.NDArray[Any], high: Sequence[int] | npt.NDArray[Any])
 
 
 _BATCH = 65_536
+_STR_BYTES = 57
+"""The size of a str in a list, without its characters."""
 
 
 class StringColumn(Sequence[str]):
-    """An immutable sequence of str without one Python object per string."""
+    """An immutable sequence of str. Null is None.
 
-    __slots__ = ("arrow",)
+    Many texts are an Arrow array, without one Python object per text. A few are a list, which becomes an Arrow array
+    when that is asked for: loading Arrow takes longer than most operations on them.
+    """
+
+    __slots__ = ("_arrow", "_few")
 
     def __init__(self, arrow: Any) -> None:
-        self.arrow = arrow
+        self._arrow = arrow
+        self._few: list[Any] | None = None
+
+    @classmethod
+    def of_few(cls, texts: Sequence[str | None]) -> StringColumn:
+        """A column of at most `FEW_TEXTS` texts. Those that are not valid Unicode are a UnicodeEncodeError."""
+        listed: list[Any] = list(texts)
+        _encode_texts(listed if None not in listed else [text for text in listed if text is not None])
+        column = cls(None)
+        column._few = listed
+        return column
+
+    @property
+    def arrow(self) -> Any:
+        """The texts as an Arrow array of the type `large_string`."""
+        if self._arrow is None:
+            self._arrow = text_array(self._few or [])
+        return self._arrow
 
     def __len__(self) -> int:
-        return len(self.arrow)
+        return len(self.arrow if self._few is None else self._few)
 
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
     def __getitem__(self, index: slice) -> StringColumn: ...
     def __getitem__(self, index: int | slice) -> str | StringColumn:
+        if self._few is not None:
+            return StringColumn.of_few(self._few[index]) if isinstance(index, slice) else self._few[index]
         if isinstance(index, slice):
             return StringColumn(self.arrow[index])
         text: str = self.arrow[index].as_py()
         return text
 
     def __iter__(self) -> Iterator[str]:
+        if self._few is not None:
+            yield from self._few
+            return
         for start in range(0, len(self), _BATCH):
             yield from self.arrow.slice(start, _BATCH).to_pylist()
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, StringColumn):
+            if self._few is not None or other._few is not None:
+                return len(self) == len(other) and list(self) == list(other)
             return bool(self.arrow.equals(other.arrow))
         if isinstance(other, (list, tuple)):
-            return len(self) == len(other) and self.arrow.to_pylist() == list(other)
+            return len(self) == len(other) and list(self) == list(other)
         return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -109,38 +139,51 @@ class StringColumn(Sequence[str]):
         return f"StringColumn({len(self)} strings)"
 
     @property
+    def null_count(self) -> int:
+        """The number of nulls."""
+        return int(self.arrow.null_count) if self._few is None else self._few.count(None)
+
+    @property
     def nbytes(self) -> int:
-        return int(self.arrow.nbytes)
+        if self._few is None:
+            return int(self.arrow.nbytes)
+        return sum(map(len, filter(None, self._few))) + _STR_BYTES * len(self._few)
 
 
 def string_column(values: Any) -> StringColumn:
     """Any sequence of str (list, numpy, Arrow, StringColumn) as a StringColumn, without copies if possible."""
     if isinstance(values, StringColumn):
         return values
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return StringColumn(values if values.type == pa.large_string() else values.cast(pa.large_string()))
-    return StringColumn(text_array(values.tolist() if isinstance(values, np.ndarray) else list(values)))
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.Array):
+            return StringColumn(values if values.type == pa.large_string() else values.cast(pa.large_string()))
+    texts = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return StringColumn.of_few(texts) if len(texts) <= FEW_TEXTS else StringColumn(text_array(texts))
 
 
 def text_array(values: Sequence[str | None]) -> pa.Array:
     """Texts as an Arrow array. `pa.array` would load pandas first, which takes longer than most calls here."""
     missing = np.array([value is None for value in values], dtype=bool) if None in values else None
     texts: Sequence[Any] = values if missing is None else ["" if value is None else value for value in values]
+    data, lengths = _encode_texts(texts)
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+
+
+def _encode_texts(texts: Sequence[str]) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """All texts as UTF-8, one after the other, and the size of each."""
     try:
         joined = "".join(texts)
     except TypeError as error:
         raise InvalidInputError(f"a column of texts contains a value that is not text: {error}") from error
     if joined.isascii():
-        data, lengths = joined.encode(), np.fromiter(map(len, texts), np.int64, len(texts))
-    else:
-        encoded = [text.encode() for text in texts]
-        data, lengths = b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(encoded))
-    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    buffers = [_validity(missing), pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
+        return joined.encode(), np.fromiter(map(len, texts), np.int64, len(texts))
+    encoded = [text.encode() for text in texts]
+    return b"".join(encoded), np.fromiter(map(len, encoded), np.int64, len(encoded))
 
 
 FEW_TEXTS = 2048
@@ -155,7 +198,7 @@ def code_rows(texts: Sequence[str], rows: npt.NDArray[Any]) -> tuple[npt.NDArray
         return codes_of(encoded.indices), StringColumn(encoded.dictionary)
     known: dict[str, int] = {}
     codes = [known.setdefault(column[row], len(known)) for row in rows.tolist()]
-    return np.array(codes, dtype=np.int32), StringColumn(text_array(list(known)))
+    return np.array(codes, dtype=np.int32), StringColumn.of_few(list(known))
 
 
 def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pa.Array:

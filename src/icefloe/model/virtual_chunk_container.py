@@ -602,7 +602,7 @@ def http_store(opts: Mapping[str, str] | None = None, headers: Mapping[str, str]
     return HttpObjectStore(dict(opts or {}), dict(headers or {}))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VirtualChunkSpec:
     """The location of the bytes of one chunk in a file outside the repository.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,17 @@ from icefloe.manifests.cells import (
     intersect,
     join_boxes,
 )
-from icefloe.manifests.chunk_columns import Found, find_in, find_row, find_rows, map_coords, overlay, shift_coords, take
+from icefloe.manifests.chunk_columns import (
+    Found,
+    find_in,
+    find_row,
+    find_rows,
+    join_runs,
+    map_coords,
+    overlay,
+    shift_coords,
+    take,
+)
 from icefloe.model.chunk_table import (
     ChunkKind,
     ChunkRef,
@@ -72,9 +83,10 @@ class EditBuffer:
     question may bring the edits into another form, which says the same. Edits are made, and copies taken, by one thread
     at a time: the owner's lock sees to that.
 
-    Memory is that of the columns (about 40 bytes for a native or virtual reference in two dimensions), for a moment
-    twice that while the largest runs are merged. `base_box` is the part of the committed chunks that is still
-    visible: everything (None) until the array is made smaller or its chunks are moved.
+    Memory is that of the columns (about 40 bytes for a native or virtual reference in two dimensions). While the
+    largest runs are merged it is twice that for a moment, unless they follow each other in the order of chunks.
+    `base_box` is the part of the committed chunks that is still visible: everything (None) until the array is made
+    smaller or its chunks are moved.
     """
 
     __slots__ = ("_edits", "_recent_bytes", "base_box", "ndim")
@@ -166,10 +178,12 @@ class EditBuffer:
 
     def to_table(self) -> ChunkTable:
         """All edits as one table, tombstones included."""
-        runs = self._fold()
+        runs = list(self._fold())
         if len(runs) > 1:
-            runs = (overlay(*runs),)
-            self._hold(runs)
+            is_ordered = all(_follows(run, older) for older, run in itertools.pairwise(runs))
+            # Tables may change their form at any time, so the buffer always holds all of the edits.
+            runs = [join_runs(runs, self._hold) if is_ordered else overlay(*runs)]
+            self._hold(tuple(runs))
         return runs[0] if runs else empty_table(self.ndim)
 
     def clip(self, grid: Sequence[int]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 import operator
+import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -13,7 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError, UnsupportedError
-from icefloe.manifests.chunk_columns import code_texts, find_rows, map_coords, normalise, overlay, shift_coords, take
+from icefloe.manifests.chunk_columns import (
+    CODED_AT_ONCE,
+    TextCoder,
+    code_texts,
+    find_rows,
+    map_coords,
+    normalise,
+    overlay,
+    pack_numbers,
+    shift_coords,
+    take,
+)
 from icefloe.model.chunk_table import (
     FEW_TEXTS,
     ChunkKind,
@@ -22,6 +35,8 @@ from icefloe.model.chunk_table import (
     Coords,
     StringColumn,
     codes_of,
+    highest,
+    lowest,
     text_array,
     tombstones,
 )
@@ -125,6 +140,12 @@ def _check_range(offset: int, length: int) -> None:
         )
 
 
+def _check_ranges(offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> None:
+    if int(offsets.min()) < 0 or int(lengths.min()) <= 0:
+        row = int(((offsets < 0) | (lengths <= 0)).argmax())
+        _check_range(int(offsets[row]), int(lengths[row]))
+
+
 def _split_checksum(state: SessionState, checksum: Checksum) -> tuple[str | None, int | None]:
     if checksum is None:
         return None, None
@@ -159,27 +180,22 @@ def set_specs(
     specs = list(chunks)
     if not specs:
         return None
-    coords = _spec_coords(state, node, specs)
-    offsets, lengths = _spec_numbers(specs, "offset"), _spec_numbers(specs, "length")
-    wrong = np.flatnonzero((offsets < 0) | (lengths <= 0))
-    if len(wrong):
-        _check_range(int(offsets[wrong[0]]), int(lengths[wrong[0]]))
-    texts = _spec_values(specs, "location")
-    if set(map(type, texts)) != {str}:
-        for text in texts:
-            if not isinstance(text, str):
-                raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
-    codes, locations = _coded(texts, len(specs), "a location")
+    columns = _read_usual_specs(specs, len(node.shape)) or _read_any_specs(state, node, specs)
+    coords, offsets, lengths = _coords_in_grid(state, node, columns.coords), columns.offsets, columns.lengths
+    _check_ranges(offsets, lengths)
+    texts = _spec_locations(specs) if columns.codes is None else columns.locations
+    codes, locations = _coded(texts, len(texts), "a location")
+    codes = codes if columns.codes is None else columns.codes
     refused = np.empty(0, dtype=np.int64)
     if validate_containers:
         locations, covered = state.context.containers.select_covered(locations)
         refused = np.flatnonzero(~covered[codes])
-    etag, etags, modified = _spec_checksums(state, specs)
+    etag, etags, modified = _spec_checksums(state, specs) if columns.with_checksums else (None, (), None)
     table = ChunkTable(
         coords=coords,
         kind=np.full(len(specs), ChunkKind.VIRTUAL, dtype=np.uint8),
-        offset=offsets.astype(np.uint64),
-        length=lengths.astype(np.uint64),
+        offset=offsets.view(np.uint64),
+        length=lengths.view(np.uint64),
         location=codes,
         locations=locations,
         etag=etag,
@@ -192,8 +208,61 @@ def set_specs(
     return [tuple(row) for row in coords[refused].tolist()] or None
 
 
-def _spec_coords(state: SessionState, node: ArrayNode, specs: list[VirtualChunkSpec]) -> npt.NDArray[np.uint32]:
-    """The coordinates of specifications as a matrix. Every one must be in the grid of the array."""
+@dataclass(frozen=True, slots=True)
+class _SpecColumns:
+    """The attributes of specifications as columns."""
+
+    coords: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    with_checksums: bool
+    locations: list[str] = field(default_factory=list)
+    """The distinct locations."""
+    codes: npt.NDArray[np.int32] | None = None
+    """The position in `locations` of every row. None if the locations were not read."""
+
+
+def _read_usual_specs(specs: list[VirtualChunkSpec], ndim: int) -> _SpecColumns | None:
+    """The columns of specifications whose values have the usual types, or None if one of them has not.
+
+    Every step is one C loop or one list comprehension for a piece of specifications, without objects per specification.
+    """
+    count = len(specs)
+    coords = np.empty((count, ndim), dtype=np.uint32)
+    offsets, lengths = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    codes: npt.NDArray[np.int32] | None = np.empty(count, dtype=np.int32)
+    coder = TextCoder()
+    with_checksums = False
+    for first in range(0, count, CODED_AT_ONCE):
+        piece = specs[first : first + CODED_AT_ONCE]
+        size = len(piece)
+        rows = slice(first, first + size)
+        indices = [spec.index for spec in piece]
+        types = list(map(type, indices))
+        if types.count(list) + types.count(tuple) < size or list(map(len, indices)).count(ndim) < size:
+            return None
+        try:
+            for axis in range(ndim):
+                coords[rows, axis] = pack_numbers([index[axis] for index in indices], "I")
+            offsets[rows] = pack_numbers([spec.offset for spec in piece], "q")
+            lengths[rows] = pack_numbers([spec.length for spec in piece], "q")
+        except (struct.error, TypeError, OverflowError):
+            return None
+        if codes is not None:
+            coded = coder.code([spec.location for spec in piece])
+            if coded is None:
+                codes = None
+            else:
+                codes[rows] = coded
+        if not with_checksums:
+            with_checksums = bool(
+                [1 for spec in piece if spec.etag_checksum is not None or spec.last_updated_at_checksum is not None]
+            )
+    return _SpecColumns(coords, offsets, lengths, with_checksums, coder.texts, codes)
+
+
+def _read_any_specs(state: SessionState, node: ArrayNode, specs: list[VirtualChunkSpec]) -> _SpecColumns:
+    """The columns of specifications. An error names the first value that cannot be in one."""
     indices = _spec_values(specs, "index")
     ndim = len(node.shape)
     if set(map(len, indices)) != {ndim}:
@@ -205,17 +274,31 @@ def _spec_coords(state: SessionState, node: ArrayNode, specs: list[VirtualChunkS
         raise InvalidInputError(
             f"a chunk of {node.path} has coordinates that are not whole numbers: {error}"
         ) from error
-    matrix = numbers.reshape(len(specs), ndim)
-    if ndim:
-        for extreme in (matrix.min(axis=0), matrix.max(axis=0)):
-            if not in_grid(node, tuple(extreme.tolist())):
-                outside = ((matrix < 0) | (matrix >= np.array(node.grid)) | (matrix > MAX_COORD)).any(axis=1)
-                state.check_coords(node, tuple(matrix[int(outside.argmax())].tolist()))
-    return matrix.astype(np.uint32)
+    coords = _coords_in_grid(state, node, numbers.reshape(len(specs), ndim))
+    offsets, lengths = _spec_numbers(specs, "offset"), _spec_numbers(specs, "length")
+    return _SpecColumns(coords, offsets, lengths, with_checksums=True)
+
+
+def _coords_in_grid(state: SessionState, node: ArrayNode, coords: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Coordinates as a matrix of their final type. Every one must be in the grid of the array."""
+    if coords.shape[1]:
+        for extreme in (lowest(coords), highest(coords)):
+            if not in_grid(node, extreme):
+                outside = ((coords < 0) | (coords >= np.array(node.grid)) | (coords > MAX_COORD)).any(axis=1)
+                state.check_coords(node, tuple(coords[int(outside.argmax())].tolist()))
+    return coords.astype(np.uint32, copy=False)
 
 
 def _spec_values(specs: list[VirtualChunkSpec], name: str) -> list[Any]:
     return list(map(operator.attrgetter(name), specs))
+
+
+def _spec_locations(specs: list[VirtualChunkSpec]) -> list[str]:
+    texts: list[str] = _spec_values(specs, "location")
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidInputError(f"the location of a virtual chunk is {text!r}, which is not text")
+    return texts
 
 
 def _spec_numbers(specs: list[VirtualChunkSpec], name: str) -> npt.NDArray[np.int64]:
@@ -311,10 +394,8 @@ def _virtual_table(
     codes, texts = _coded(columns[0], count, "a location")
     texts = _without_empty(texts)
     missing = np.zeros(len(texts) + 1, dtype=bool)
-    if texts.arrow.null_count:
-        import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that few calls need
-
-        missing[codes_of(pc.indices_nonzero(texts.arrow.is_null()))] = True
+    if texts.null_count:
+        missing[:-1] = np.fromiter((text is None for text in texts), dtype=bool, count=len(texts))
     missing[-1] = True  # the code of null
     present = np.flatnonzero(~missing[codes])
     if len(present) and not lengths[present].all():
@@ -388,7 +469,7 @@ def _without_empty(texts: StringColumn) -> StringColumn:
     """The empty text means no reference, as null does."""
     if len(texts) <= FEW_TEXTS:
         few = list(texts)
-        return StringColumn(text_array([text or None for text in few])) if "" in few else texts
+        return StringColumn.of_few([text or None for text in few]) if "" in few else texts
     import pyarrow.compute as pc  # noqa: PLC0415 - a twentieth of a second that a few texts do not need
 
     # Comparing an Arrow array with a Python value would load pandas first.
