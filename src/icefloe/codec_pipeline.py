@@ -1,437 +1,40 @@
-"""A Zarr codec pipeline that reads and writes batches of chunks at once, and the coder of single chunks."""
+"""A Zarr codec pipeline that reads and writes batches of chunks at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.abc.codec import Codec
-from zarr.codecs.bytes import BytesCodec
 from zarr.codecs.sharding import ShardingCodec
-from zarr.codecs.zstd import ZstdCodec
 from zarr.core import codec_pipeline as zarrs
-from zarr.core import indexing
-from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer, cpu
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
-from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks
+from icefloe.chunk_coders import (
+    ChunkCoder,
+    Item,
+    ShardCoder,
+    ShardPart,
+    chunk_bytes,
+    fill_value,
+    is_synchronous,
+    shard_coder,
+)
+from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks, ShardRanges
 from icefloe.errors import IcefloeError, UnsupportedError
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.storage.contract import Buffer as Bytes
 from icefloe.storage.requests import Threads
 from icefloe.store import IcechunkStore
-
-Array: TypeAlias = npt.NDArray[Any]
-Item: TypeAlias = tuple[Any, ArraySpec, Any, Any, bool]
-"""One request of zarr: byte store, chunk spec, selection in the chunk, selection in the output, is it complete."""
-
-
-def is_synchronous(codec: Codec) -> bool:
-    """Whether a codec can be called without an event loop; shards are several chunks in one."""
-    if isinstance(codec, ShardingCodec):
-        return False
-    return hasattr(codec, "_decode_sync") and hasattr(codec, "_encode_sync") and getattr(codec, "_sync_capable", True)
-
-
-class ChunkCoder:
-    """The codecs of one array, called directly."""
-
-    def __init__(self, filters: Any, serializer: Any, compressors: Any) -> None:
-        self._filters = filters
-        self._serializer = serializer
-        self._compressors = compressors
-        self._specs: dict[tuple[int, ...], list[ArraySpec]] = {}
-        self.is_plain = not self._filters and not self._compressors and type(self._serializer) is BytesCodec
-        """The bytes of a chunk are the bytes of an array."""
-
-    @classmethod
-    def of_pipeline(cls, pipeline: Any) -> ChunkCoder:
-        """The coder of the codecs of a pipeline."""
-        return cls(pipeline.array_array_codecs, pipeline.array_bytes_codec, pipeline.bytes_bytes_codecs)
-
-    def decode(self, body: Bytes, spec: ArraySpec) -> Array:
-        """Decode the bytes of a chunk to an array."""
-        stored = self._stored_dtype(spec)
-        if stored is not None:
-            return np.frombuffer(body, dtype=stored).reshape(spec.shape)
-        specs = self._resolve(spec)
-        data: Any = spec.prototype.buffer.from_bytes(body)
-        for codec in reversed(self._compressors):
-            data = codec._decode_sync(data, specs[-1])
-        data = self._serializer._decode_sync(data, specs[-1])
-        for codec, each in zip(reversed(self._filters), reversed(specs[:-1]), strict=True):
-            data = codec._decode_sync(data, each)
-        array: Array = data.as_ndarray_like()
-        return array
-
-    def encode(self, before: Bytes | None, item: Item, value: NDBuffer, drop_axes: tuple[int, ...]) -> Bytes | None:
-        """The bytes of a chunk after a part of `value` was laid over it; None when nothing is to be kept."""
-        _, spec, _, out_selection, is_complete = item
-        chunk = None
-        if is_complete and value.shape != ():
-            piece = value.as_ndarray_like()[out_selection]
-            if piece.shape == spec.shape and piece.dtype == spec.dtype.to_native_dtype():
-                chunk = np.asarray(piece)
-        if chunk is None:
-            existing = None if before is None else _nd_buffer(self.decode(before, spec), spec)
-            merged = _merge(existing, value, item, drop_axes)
-            chunk = np.asarray(merged.as_ndarray_like())
-        return self.encode_values(chunk, spec)
-
-    def encode_values(self, chunk: Array, spec: ArraySpec) -> Bytes | None:
-        """The bytes of a whole chunk; None when all of it is the fill value and need not be stored."""
-        if not spec.config.write_empty_chunks and _is_empty(chunk, spec):
-            return None
-        stored = self._stored_dtype(spec)
-        if stored is not None:
-            flat = np.ascontiguousarray(chunk, dtype=stored).reshape(-1)
-            return flat.view("B").data
-        if chunk.dtype.kind in "OT":
-            # The text codecs of zarr 3.1 take the elements in the order of memory, whatever the shape says.
-            chunk = np.ascontiguousarray(chunk)
-        return self._encode(_nd_buffer(chunk, spec), spec)
-
-    def _encode(self, data: Any, spec: ArraySpec) -> Bytes | None:
-        specs = self._resolve(spec)
-        for codec, each in zip(self._filters, specs[:-1], strict=True):
-            data = codec._encode_sync(data, each)
-            if data is None:
-                return None
-        for codec in (self._serializer, *self._compressors):
-            data = codec._encode_sync(data, specs[-1])
-            if data is None:
-                return None
-        return memoryview(data.as_numpy_array())
-
-    def _stored_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
-        """How numpy reads and writes the bytes of a chunk by itself, if it can."""
-        return self._serialized_dtype(spec) if self.is_plain else None
-
-    def compressed_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
-        """As what numpy reads the bytes of a chunk once they are out of their zstd frame; None for other codecs."""
-        if self._filters or type(self._serializer) is not BytesCodec or len(self._compressors) != 1:
-            return None
-        codec = self._compressors[0]
-        # A checksum stands at the end of a frame: it is there to be looked at.
-        return self._serialized_dtype(spec) if type(codec) is ZstdCodec and not codec.checksum else None
-
-    def _serialized_dtype(self, spec: ArraySpec) -> np.dtype[Any] | None:
-        dtype = spec.dtype.to_native_dtype()
-        if dtype.kind not in "biufc":
-            return None
-        endian = self._serializer.endian
-        return dtype if endian is None else dtype.newbyteorder(getattr(endian, "value", endian))
-
-    def _resolve(self, spec: ArraySpec) -> list[ArraySpec]:
-        """What each filter sees, and the serializer after them; chunks of one call differ in their shape only."""
-        found = self._specs.get(spec.shape)
-        if found is None:
-            found = [spec]
-            for codec in self._filters:
-                found.append(codec.resolve_metadata(found[-1]))
-            self._specs[spec.shape] = found
-        return found
-
-
-def _merge(existing: Any, value: NDBuffer, item: Item, drop_axes: tuple[int, ...]) -> NDBuffer:
-    """A chunk with a part of `value` laid over it, as zarr does it."""
-    _, spec, chunk_selection, out_selection, is_complete = item
-    arguments = (existing, value, out_selection, spec, chunk_selection, is_complete, drop_axes)
-    function: Any = getattr(zarrs, "_merge_chunk_array", None)
-    if function is None:
-        # Zarr 3.1 has it as a method that does not look at the pipeline.
-        method: Any = zarrs.BatchedCodecPipeline
-        merged: NDBuffer = method._merge_chunk_array(None, *arguments)
-    else:
-        merged = function(*arguments)
-    return merged
-
-
-def fill_value(spec: ArraySpec) -> Any:
-    """What every element of a chunk is that was never written."""
-    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
-
-
-def _is_empty(chunk: Array, spec: ArraySpec) -> bool:
-    """Whether every element is the fill value, by zarr's own rule."""
-    fill = fill_value(spec)
-    if chunk.size and chunk.dtype.kind in "biufc":
-        first = chunk[(0,) * chunk.ndim]
-        if first == first and first != fill:
-            return False
-    return bool(_nd_buffer(chunk, spec).all_equal(fill))
-
-
-def _nd_buffer(chunk: Any, spec: ArraySpec) -> NDBuffer:
-    return spec.prototype.nd_buffer(chunk)
-
-
-def chunk_bytes(spec: ArraySpec) -> int:
-    """The size of a decoded chunk."""
-    return math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPart:
-    """The inner chunks of a shard that a selection needs, and the smallest box of whole inner chunks around them."""
-
-    numbers: npt.NDArray[np.intp]
-    """The inner chunks, counted in C order of the grid of the shard."""
-    corner: tuple[int, ...]
-    """The first inner chunk of the box, in the grid."""
-    grid: tuple[int, ...]
-    """The shape of the box, in inner chunks."""
-    selection: Any
-    """The selection, counted from the first element of the box."""
-    is_whole_box: bool
-    """Every element of the box is selected, in order."""
-
-
-class ShardCoder:
-    """The codecs of a sharded array. A shard contains chunks and an index of their ranges."""
-
-    def __init__(self, codec: Any, spec: ArraySpec) -> None:
-        self._inner = ChunkCoder(*zarrs.codecs_from_list(list(codec.codecs)))
-        self._index = ChunkCoder(*zarrs.codecs_from_list(list(codec.index_codecs)))
-        self._spec = spec
-        self._chunk_shape = tuple(codec.chunk_shape)
-        self._chunk_spec = replace(spec, shape=self._chunk_shape)
-        self._grid = tuple(n // c for n, c in zip(spec.shape, self._chunk_shape, strict=True))
-        self._index_spec = codec._get_index_chunk_spec(self._grid)
-        self._codec = codec
-        self._count = math.prod(self._grid)
-        self._dtype = spec.dtype.to_native_dtype()
-        self.index_bytes: int = codec._shard_index_size(self._grid)
-        self.index_first = getattr(codec.index_location, "value", codec.index_location) == "start"
-        self.is_plain = self._inner.is_plain
-        self._order: npt.NDArray[np.intp] | None = None
-
-    # -- which chunks a selection needs ---------------------------------------------------------------------------
-
-    def part(self, selection: Any) -> ShardPart:
-        """What a selection of elements of the shard needs."""
-        if not isinstance(selection, tuple) or len(selection) != len(self._grid):
-            return self._everything(selection)
-        touched: list[Any] = []
-        bounds: list[tuple[int, int]] = []
-        normal: list[Any] = []
-        whole = True
-        for each, size, extent in zip(selection, self._chunk_shape, self._spec.shape, strict=True):
-            if isinstance(each, slice):
-                first, stop, step = each.indices(extent)
-                if step < 1:
-                    return self._everything(selection)
-                last = first + (stop - first - 1) // step * step if stop > first else first
-                low, high = first // size, last // size + 1
-                touched.append(slice(low, high) if stop > first else slice(0, 0))
-                whole = whole and step == 1 and first == low * size and stop == min(high * size, extent)
-            else:
-                places = np.asarray(each)
-                if places.dtype == np.dtype(bool):
-                    places = np.flatnonzero(places)
-                if places.dtype.kind not in "iu" or (places.size and int(places.min()) < 0):
-                    return self._everything(selection)
-                low, high = (int(places.min()) // size, int(places.max()) // size + 1) if places.size else (0, 1)
-                touched.append(places // size if places.ndim else int(places) // size)
-                whole = False
-            bounds.append((low, high))
-            normal.append(
-                slice(first, stop, step) if isinstance(each, slice) else places if places.ndim else int(places)
-            )
-        corner = tuple(low for low, _ in bounds)
-        if all(isinstance(each, slice | int) for each in touched):
-            lines = [
-                np.arange(self._grid[d])[each] if isinstance(each, slice) else np.array([each])
-                for d, each in enumerate(touched)
-            ]
-            numbers = _numbers(np.ix_(*lines), self._grid)
-        else:
-            needed = np.zeros(self._grid, dtype=bool)
-            needed[tuple(touched)] = True
-            numbers = np.flatnonzero(needed)
-        moved = tuple(
-            _moved(each, low * size) for each, low, size in zip(normal, corner, self._chunk_shape, strict=True)
-        )
-        return ShardPart(numbers, corner, tuple(high - low for low, high in bounds), moved, whole)
-
-    def _everything(self, selection: Any) -> ShardPart:
-        return ShardPart(np.arange(self._count), (0,) * len(self._grid), self._grid, selection, False)
-
-    def share(self, part: ShardPart) -> float:
-        """The share of the inner chunks that a part needs."""
-        return float(len(part.numbers) / max(1, self._count))
-
-    # -- the index ------------------------------------------------------------------------------------------------
-
-    def ranges(self, index: Bytes, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """First byte and length of every inner chunk, from the bytes of the index. A missing one has the length -1."""
-        table = self._index.decode(index, self._index_spec).reshape(-1, 2)
-        missing = (table == _NOT_STORED).all(axis=1)
-        offsets, sizes = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-        offsets[missing], sizes[missing] = 0, -1
-        wrong = ~missing & ((table[:, 0] > length) | (table[:, 1] > length) | (offsets + sizes > length))
-        if wrong.any():
-            raise ValueError(f"the index of the shard has a chunk outside of the shard's {length} bytes")
-        return offsets, sizes
-
-    def split(self, shard: Bytes) -> tuple[memoryview, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The bytes of a shard with the first byte and the length of every inner chunk."""
-        view = memoryview(shard)
-        if len(view) < self.index_bytes:
-            raise ValueError(f"the shard has {len(view)} bytes, but its index alone has {self.index_bytes}")
-        index = view[: self.index_bytes] if self.index_first else view[len(view) - self.index_bytes :]
-        return view, *self.ranges(index, len(view))
-
-    # -- values ---------------------------------------------------------------------------------------------------
-
-    def read(self, shard: Bytes, part: ShardPart) -> Array:
-        """The values of the box of a part, from the bytes of a shard."""
-        view, offsets, sizes = self.split(shard)
-        if len(part.numbers) == self._count == math.prod(part.grid):
-            together = self._read_equal(view, offsets, sizes)
-            if together is not None:
-                return together
-        bodies = [
-            view[first : first + size] if size >= 0 else None
-            for first, size in zip(offsets[part.numbers].tolist(), sizes[part.numbers].tolist(), strict=True)
-        ]
-        return self.assemble(part, bodies)
-
-    def _read_equal(self, view: memoryview, offsets: Any, sizes: Any) -> Array | None:
-        """All values of a shard whose chunks are stored as they are, one after the other in any order; else None."""
-        stored = self._inner._stored_dtype(self._chunk_spec)
-        if stored is None or not self._count:
-            return None
-        size = math.prod(self._chunk_shape) * stored.itemsize
-        first = int(offsets.min())
-        numbers, rest = np.divmod(offsets - first, size) if size else (offsets, offsets)
-        if not size or (sizes != size).any() or rest.any() or int(numbers.max()) >= self._count:
-            return None
-        chunks = np.frombuffer(view, stored, self._count * math.prod(self._chunk_shape), first)
-        blocks = chunks.reshape(self._count, *self._chunk_shape)[numbers].reshape(*self._grid, *self._chunk_shape)
-        ndim = len(self._grid)
-        return blocks.transpose([axis for d in range(ndim) for axis in (d, ndim + d)]).reshape(self._spec.shape)
-
-    def assemble(self, part: ShardPart, bodies: Sequence[Bytes | None]) -> Array:
-        """The values of the box of a part, from the bytes of its chunks. Chunks that it does not need are undefined."""
-        if math.prod(part.grid) == len(bodies) == 1:
-            return self._values(bodies[0])
-        box = np.empty(tuple(n * c for n, c in zip(part.grid, self._chunk_shape, strict=True)), self._dtype)
-        for where, body in zip(self._places(part), bodies, strict=True):
-            box[where] = fill_value(self._spec) if body is None else self._inner.decode(body, self._chunk_spec)
-        return box
-
-    def _values(self, body: Bytes | None) -> Array:
-        if body is not None:
-            return self._inner.decode(body, self._chunk_spec)
-        return np.full(self._chunk_shape, fill_value(self._spec), self._dtype)
-
-    def _places(self, part: ShardPart) -> Iterator[tuple[slice, ...]]:
-        """Where each inner chunk of a part is in its box."""
-        coords = np.stack(np.unravel_index(part.numbers, self._grid), axis=1) if self._grid else np.zeros((1, 0), int)
-        starts = (coords - np.array(part.corner, dtype=np.intp)) * np.array(self._chunk_shape, dtype=np.intp)
-        for row in starts.tolist():
-            yield tuple(slice(first, first + size) for first, size in zip(row, self._chunk_shape, strict=True))
-
-    # -- writing --------------------------------------------------------------------------------------------------
-
-    def encode(self, before: Bytes | None, item: Item, value: NDBuffer, drop_axes: tuple[int, ...]) -> Bytes | None:
-        """The bytes of a shard after a part of `value` was laid over it; None when nothing is to be kept.
-
-        Chunks that the write does not touch keep their bytes.
-        """
-        _, _, selection, _, is_complete = item
-        bodies: list[Bytes | None] = [None] * self._count
-        part = self.part(selection)  # a complete shard at the edge of an array has chunks that are outside of it
-        if before is not None and not is_complete:
-            view, offsets, sizes = self.split(before)
-            for number in np.flatnonzero(sizes >= 0).tolist():
-                bodies[number] = view[offsets[number] : offsets[number] + sizes[number]]
-        box = self._merged(part, bodies, item, value, drop_axes)
-        for number, where in zip(part.numbers.tolist(), self._places(part), strict=True):
-            bodies[number] = self._inner.encode_values(box[where], self._chunk_spec)
-        return self._join(bodies)
-
-    def _merged(
-        self, part: ShardPart, bodies: list[Bytes | None], item: Item, value: NDBuffer, drop_axes: tuple[int, ...]
-    ) -> Array:
-        """The box of a part with a part of `value` laid over it."""
-        place, spec, _, out_selection, is_complete = item
-        shape = tuple(n * c for n, c in zip(part.grid, self._chunk_shape, strict=True))
-        if part.is_whole_box and value.shape != () and not drop_axes:
-            piece = value.as_ndarray_like()[out_selection]
-            if piece.shape == shape and piece.dtype == self._dtype:
-                return np.asarray(piece)
-        existing = None
-        if not is_complete and any(bodies[number] is not None for number in part.numbers.tolist()):
-            existing = _nd_buffer(self.assemble(part, [bodies[number] for number in part.numbers.tolist()]), spec)
-        change = (place, replace(spec, shape=shape), part.selection, out_selection, False)
-        return np.asarray(_merge(existing, value, change, drop_axes).as_ndarray_like())
-
-    def _join(self, bodies: Sequence[Bytes | None]) -> Bytes | None:
-        """The bytes of a shard with its index."""
-        order = self._write_order()
-        sizes = np.fromiter((0 if body is None else len(body) for body in bodies), np.int64, self._count)[order]
-        stored = order[sizes > 0]
-        if not len(stored):
-            return None
-        ends = np.cumsum(sizes[sizes > 0])
-        table = np.full((self._count, 2), _NOT_STORED, dtype=np.uint64)
-        table[stored, 1] = sizes[sizes > 0]
-        table[stored, 0] = ends - sizes[sizes > 0] + (self.index_bytes if self.index_first else 0)
-        index = self._index.encode_values(table.reshape(self._index_spec.shape), self._index_spec)
-        assert index is not None
-        chunks = [body for body in (bodies[number] for number in stored.tolist()) if body is not None]
-        return b"".join([index, *chunks] if self.index_first else [*chunks, index])
-
-    def _write_order(self) -> npt.NDArray[np.intp]:
-        """The numbers of the inner chunks in the order in which zarr stores them."""
-        if self._order is None:
-            order = getattr(self._codec, "_subchunk_order_iter", None)
-            if order is not None:
-                coords = order(self._grid, self._codec.subchunk_write_order)
-            else:
-                coords = _ZARR_INDEXING.morton_order_iter(self._grid)  # zarr 3.1
-            listed = np.array(list(coords), dtype=np.intp).reshape(self._count, len(self._grid))
-            self._order = _numbers(tuple(listed.T), self._grid)
-        return self._order
-
-
-_ZARR_INDEXING: Any = indexing
-
-
-def _numbers(coords: tuple[Any, ...], grid: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """Coordinates in a grid as numbers in C order."""
-    return np.ravel_multi_index(coords, grid).ravel() if grid else np.zeros(1, np.intp)
-
-
-_NOT_STORED = np.uint64(2**64 - 1)
-"""The offset and the length of an inner chunk that a shard does not contain."""
-
-
-@functools.lru_cache(maxsize=64)
-def _shard_coder(codec: Any, spec: ArraySpec) -> ShardCoder:
-    return ShardCoder(codec, spec)
-
-
-def _moved(selection: Any, by: int) -> Any:
-    """A selection along one dimension, counted from another element."""
-    if isinstance(selection, slice):
-        return slice(selection.start - by, selection.stop - by, selection.step)
-    return selection - by
-
 
 T = TypeVar("T")
 
@@ -514,8 +117,9 @@ class BatchedChunkPipeline(NamingPipeline):
         batch = list(batch_info)
         store = self._store_of(batch, out)
         coder = None if store is None else self._coder_of(batch)
-        if store is not None and len(batch) == 1 and isinstance(coder, ChunkCoder):
-            status = _read_one(store, coder, batch[0], out, drop_axes)
+        if store is not None and coder is not None and len(batch) == 1:
+            read_one = _read_one if isinstance(coder, ChunkCoder) else _read_one_shard
+            status = read_one(store, coder, batch[0], out, drop_axes)  # type: ignore[arg-type]
             if status is not None:
                 return (status,)
         located = None
@@ -533,7 +137,9 @@ class BatchedChunkPipeline(NamingPipeline):
             work = [
                 (i, body, *item) for i, (body, item) in enumerate(zip(bodies, batch[first:end], strict=True), first)
             ]
-            await _spread(work, coder.is_plain, int(lengths[first:end].sum()), lambda part: scatter(part))
+            size = int(lengths[first:end].sum())
+            decoded = size if coder.is_plain else max(size, chunk_bytes(batch[first][1]) * (end - first))
+            await _spread(work, coder.is_plain, decoded, lambda part: scatter(part))
 
         def scatter(part: Sequence[Any]) -> None:
             for i, body, _, spec, chunk_selection, out_selection, _ in part:
@@ -617,7 +223,7 @@ class BatchedChunkPipeline(NamingPipeline):
         if not all(item[1].shape == spec.shape for item in batch):
             return None
         try:
-            return _shard_coder(codec, spec)
+            return shard_coder(codec, spec)
         except TypeError:  # a fill value that cannot be hashed
             return ShardCoder(codec, spec)
 
@@ -648,6 +254,46 @@ def _read_one(
     return {"status": "present"}
 
 
+def _read_one_shard(
+    store: IcechunkStore, coder: ShardCoder, item: Item, out: NDBuffer, drop_axes: tuple[int, ...]
+) -> Any | None:
+    """Fill `out` from one chunk of a shard as `_read_one` does. None if the other way has to be taken."""
+    place, spec, selection, out_selection, _ = item
+    part = coder.part(selection)
+    if len(part.numbers) != 1 or coder.box_bytes(part) > _INLINE_BYTES:
+        return None
+    located = store.session.keyspace.locate_now(place.path)
+    if located is NOT_IN_MEMORY:
+        return None
+    target: Any = out.as_ndarray_like()
+    if located is None:
+        target[out_selection] = fill_value(spec)
+        return {"status": "missing"}
+    length = located.length
+    index = located.find_index(coder.layout)
+    try:
+        if index is None:
+            first = 0 if coder.index_first else length - coder.index_bytes
+            data = located.fetch_now(first, first + coder.index_bytes) if first >= 0 else NOT_IN_MEMORY
+            if data is NOT_IN_MEMORY:
+                return None
+            index = coder.ranges(data, length)
+            located.keep_index(coder.layout, index)
+        number = int(part.numbers[0])
+        first, size = int(index[0][number]), int(index[1][number])
+        body = located.fetch_now(first, first + size) if size >= 0 else None
+        if body is NOT_IN_MEMORY:
+            return None
+        box = coder.assemble(part, [body])
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - raised with the name of the chunk by the other way
+        return None
+    piece = box[part.selection]
+    target[out_selection] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
+    return {"status": "present"}
+
+
 def _statuses(located: LocatedChunks) -> tuple[Any, ...]:
     return tuple({"status": "missing" if length < 0 else "present"} for length in located.lengths.tolist())
 
@@ -657,8 +303,8 @@ async def _read_shards(
 ) -> None:
     """Fill `target` from shards.
 
-    A shard of which half or more is needed is fetched whole. Of the others, the indexes are fetched together, and then
-    the ranges of the chunks together, so that a read of many shards waits twice and not once for each of them.
+    A shard of which half or more is needed is fetched whole. Of the others, the indexes that were not read before are
+    fetched together, and then the ranges of the chunks together, so that a read of many shards waits at most twice.
     """
     parts = [coder.part(item[2]) for item in batch]
     shares = np.array([coder.share(part) for part in parts])
@@ -672,33 +318,50 @@ async def _read_shards(
             target[batch[position][3]] = fill_value(batch[position][1])
         present = first + np.flatnonzero(is_present)
         at_once, by_index = present[whole[present]], present[~whole[present]]
+        indexes = {position: located.find_index(position, coder.layout) for position in by_index.tolist()}
+        unknown = np.array([position for position, index in indexes.items() if index is None], np.int64)
         reads = [
             located.fetch_ranges(at_once, np.zeros(len(at_once), np.int64), lengths[at_once]),
-            located.fetch_ranges(by_index, *_index_ranges(coder, located, by_index)),
+            located.fetch_ranges(unknown, *_index_ranges(coder, located, unknown)),
         ]
-        shards, indexes = (
-            await asyncio.gather(*reads) if len(at_once) and len(by_index) else [await each for each in reads]
+        shards, fetched = (
+            await asyncio.gather(*reads) if len(at_once) and len(unknown) else [await each for each in reads]
         )
-        wanted = _wanted_ranges(coder, located, parts, by_index, indexes)
+        for position, data in zip(unknown.tolist(), fetched, strict=True):
+            indexes[position] = _decode_index(coder, located, position, data)
+        wanted = _wanted_ranges(parts, indexes)
         bodies = iter(await located.fetch_ranges(*wanted.fetched()))
         work: list[tuple[int, Any]] = list(zip(at_once.tolist(), shards, strict=True))
         for position, stored in wanted.stored:
             work.append((position, [next(bodies) if is_stored else None for is_stored in stored]))
-        await _spread(work, coder.is_plain, int(sizes[first:end].sum()), scatter)
+        decoded = sum(coder.box_bytes(parts[position]) for position, _ in work)
+        await _spread(work, coder.is_plain, decoded, scatter)
 
     def scatter(share: Sequence[tuple[int, Any]]) -> None:
         for position, data in share:
             part = parts[position]
+            out = None if drop_axes else _box_in(target, batch[position][3], part, coder)
             try:
-                box = coder.assemble(part, data) if isinstance(data, list) else coder.read(data, part)
+                box = coder.assemble(part, data, out) if isinstance(data, list) else coder.read(data, part, out)
             except MemoryError:
                 raise
             except Exception as error:
                 raise located.undecodable(position, error) from error
-            piece = box[part.selection]
-            target[batch[position][3]] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
+            if out is None:
+                piece = box[part.selection]
+                target[batch[position][3]] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
 
     await _in_rounds(sizes, read_round)
+
+
+def _box_in(target: Any, selection: Any, part: ShardPart, coder: ShardCoder) -> Any | None:
+    """The part of the output that a part of a shard fills, as a view. None if it is not a box of whole chunks."""
+    if not part.is_whole_box or not isinstance(selection, tuple):
+        return None
+    if not all(isinstance(each, slice) for each in selection):
+        return None
+    view = target[selection]
+    return view if view.shape == coder.box_shape(part) else None
 
 
 def _index_ranges(coder: ShardCoder, located: LocatedChunks, positions: Any) -> tuple[Any, Any]:
@@ -726,15 +389,21 @@ class _WantedRanges:
         return np.concatenate(positions), np.concatenate(starts), np.concatenate(sizes)
 
 
-def _wanted_ranges(
-    coder: ShardCoder, located: LocatedChunks, parts: Sequence[ShardPart], positions: Any, indexes: Sequence[Bytes]
-) -> _WantedRanges:
+def _decode_index(coder: ShardCoder, located: LocatedChunks, position: int, data: Bytes) -> ShardRanges:
+    """Decode the index of a shard, and remember it."""
+    try:
+        index = coder.ranges(data, int(located.lengths[position]))
+    except Exception as error:
+        raise located.undecodable(position, error) from error
+    located.keep_index(position, coder.layout, index)
+    return index
+
+
+def _wanted_ranges(parts: Sequence[ShardPart], indexes: Mapping[int, ShardRanges | None]) -> _WantedRanges:
     wanted = _WantedRanges([], [])
-    for position, index in zip(positions.tolist(), indexes, strict=True):
-        try:
-            offsets, sizes = coder.ranges(index, int(located.lengths[position]))
-        except Exception as error:
-            raise located.undecodable(position, error) from error
+    for position, index in indexes.items():
+        assert index is not None
+        offsets, sizes = index
         numbers = parts[position].numbers
         stored = sizes[numbers] >= 0
         chosen = numbers[stored]
@@ -778,8 +447,11 @@ async def _in_rounds(sizes: npt.NDArray[np.int64], work: Callable[[int, int], An
 
 
 async def _spread(work: Sequence[T], is_plain: bool, size_bytes: int, do: Callable[[Sequence[T]], None]) -> None:
-    """Do the work here when there is little, else in threads: several, unless it is many tiny copies."""
-    if size_bytes <= _INLINE_BYTES:
+    """Do the work here when there is little, else in threads: several, unless it is many tiny copies.
+
+    `size_bytes` is the size of the decoded chunks. A codec takes several times as long for a byte as a copy.
+    """
+    if size_bytes <= (_INLINE_BYTES if is_plain else _INLINE_BYTES // 2):
         do(work)
         return
     # Copies of a few kilobytes hold Python's lock most of the time: more threads would only wait for one another.

@@ -7,7 +7,7 @@ import contextlib
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -138,6 +138,13 @@ def undecodable(ref: ChunkRef | None, where: str, key: str, error: Exception) ->
 _REMEMBERED = 16_384
 """Objects whose key is remembered, because the chunks of a pack ask for it one after the other."""
 _NOTHING: Mapping[bytes, Buffer] = {}
+_INDEX_CACHE_BYTES = 32 << 20
+"""Bytes of indexes of shards that a repository keeps: 16 for each chunk in a shard."""
+_INDEX_ENTRY_BYTES = 400
+"""What an index needs in memory besides its numbers."""
+
+ShardRanges: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""First byte and length of every chunk in a shard."""
 
 
 def read_limits(config: RepositoryConfig) -> ReadLimits:
@@ -170,6 +177,7 @@ class ChunkReader:
         self._containers = containers or VirtualContainers({}, {})
         self._scheduler = RangeScheduler(limits)
         self._cache: ByteCache[tuple[ObjectSource, int, int], bytes] = ByteCache(cache_bytes)
+        self._indexes: ByteCache[tuple[bytes, int, int, str], ShardRanges] = ByteCache(_INDEX_CACHE_BYTES)
         self._local = _NOTHING
         self._sources: dict[bytes, ObjectSource] = {}
 
@@ -234,23 +242,35 @@ class ChunkReader:
             return await self._cache.get((source, ref.offset, ref.length), load)
         return await self._read(source, ref, start, end, where)
 
-    def fetch_now(self, ref: ChunkRef) -> Buffer | NotInMemory:
-        """The bytes of a small chunk in memory or in a local file, without an event loop.
+    def fetch_now(self, ref: ChunkRef, start: int = 0, end: int | None = None) -> Buffer | NotInMemory:
+        """Bytes [start, end) of a chunk, if they are in memory or few in a local file, without an event loop.
 
         NOT_IN_MEMORY if `fetch` has to be asked, also after an error: it explains the error.
         """
+        end = ref.length if end is None or end > ref.length else end
         if ref.kind is ChunkKind.INLINE:
-            return ref.data or b""
-        if ref.object_id is None or ref.offset >= _LARGEST_OFFSET or ref.length == 0:
+            return (ref.data or b"")[start:end]
+        if ref.object_id is None or ref.offset >= _LARGEST_OFFSET or start >= end:
             return NOT_IN_MEMORY
         unsaved = self._local.get(ref.object_id)
         if unsaved is not None:
-            return bytes(memoryview(unsaved)[ref.offset : ref.offset + ref.length])
+            return bytes(memoryview(unsaved)[ref.offset + start : ref.offset + end])
         source = self._source(ref)
-        if self._cache.limit_bytes:
+        if self._cache.limit_bytes and start == 0 and end == ref.length:
             return self._cache.find((source, ref.offset, ref.length)) or NOT_IN_MEMORY
-        data = self._scheduler.read_now(source, ref.offset, ref.offset + ref.length)
-        return NOT_IN_MEMORY if data is None or len(data) < ref.length else data
+        data = self._scheduler.read_now(source, ref.offset + start, ref.offset + end)
+        return NOT_IN_MEMORY if data is None or len(data) < end - start else data
+
+    def find_index(self, ref: ChunkRef, layout: str) -> ShardRanges | None:
+        """The index of a shard that was read before. `layout` says how its bytes were understood."""
+        key = _index_key(ref, layout)
+        return None if key is None else self._indexes.find(key)
+
+    def keep_index(self, ref: ChunkRef, layout: str, index: ShardRanges) -> None:
+        """Remember the index of a shard for later reads."""
+        key = _index_key(ref, layout)
+        if key is not None:
+            self._indexes.put(key, index, sum(each.nbytes for each in index) + _INDEX_ENTRY_BYTES)
 
     async def _read(self, source: ObjectSource, ref: ChunkRef, start: int, end: int, where: str) -> bytes:
         try:
@@ -339,6 +359,17 @@ class ChunkReader:
         )
 
 
+def _index_key(ref: ChunkRef, layout: str) -> tuple[bytes, int, int, str] | None:
+    """What an index is kept under. None for shards whose index may change, or takes no request.
+
+    An object of the repository never changes, so its id and a range name the same bytes forever. The coordinates of
+    the shard do not: a session may write it again. A file of others may be replaced.
+    """
+    if ref.object_id is None or ref.kind is not ChunkKind.NATIVE:
+        return None
+    return ref.object_id, ref.offset, ref.length, layout
+
+
 def _rebuild(
     storage: Storage,
     chunk_key: Callable[[bytes], str],
@@ -368,6 +399,35 @@ def _groups(
     order = np.argsort(runs, kind="stable")
     edges = np.flatnonzero(np.diff(runs[order])) + 1
     return np.split(positions[order], edges)
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedChunk:
+    """One chunk that exists, for reads without an event loop."""
+
+    _found: ChunkRef | Buffer
+    """The bytes of a chunk that waits for its pack, or its reference."""
+    _reader: ChunkReader
+
+    @property
+    def length(self) -> int:
+        """Bytes of the chunk."""
+        return self._found.length if isinstance(self._found, ChunkRef) else len(self._found)
+
+    def fetch_now(self, start: int, end: int) -> Buffer | NotInMemory:
+        """Bytes [start, end), as `ChunkReader.fetch_now` reads them."""
+        if isinstance(self._found, ChunkRef):
+            return self._reader.fetch_now(self._found, start, end)
+        return memoryview(self._found)[start:end]
+
+    def find_index(self, layout: str) -> ShardRanges | None:
+        """The index of the shard, if it was read before."""
+        return self._reader.find_index(self._found, layout) if isinstance(self._found, ChunkRef) else None
+
+    def keep_index(self, layout: str, index: ShardRanges) -> None:
+        """Remember the index of the shard for later reads."""
+        if isinstance(self._found, ChunkRef):
+            self._reader.keep_index(self._found, layout, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,15 +502,33 @@ class LocatedChunks:
         where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
         return await self._reader.fetch(piece.table.row(row), start, end, where=where)
 
+    def find_index(self, position: int, layout: str) -> ShardRanges | None:
+        """The index of the shard at a position, if it was read before."""
+        found = self._row(position)
+        return None if found is None else self._reader.find_index(found[0].table.row(found[1]), layout)
+
+    def keep_index(self, position: int, layout: str, index: ShardRanges) -> None:
+        """Remember the index of the shard at a position for later reads."""
+        found = self._row(position)
+        if found is not None:
+            self._reader.keep_index(found[0].table.row(found[1]), layout, index)
+
     def undecodable(self, position: int, error: Exception) -> IcefloeError:
         """The error for the chunk at a position whose bytes the codecs refused; it names the array, chunk and file."""
+        found = self._row(position)
+        if found is None:
+            return self._reader.undecodable(None, f"a chunk of {self.array_path}", error)
+        piece, row = found
+        where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
+        return self._reader.undecodable(piece.table.row(row), where, error)
+
+    def _row(self, position: int) -> tuple[Found, int] | None:
+        """The row of the chunk at a position. None for a chunk that waits for its pack."""
         for piece in self._pieces:
             at = int(np.searchsorted(piece.positions, position))
             if at < len(piece.positions) and piece.positions[at] == position:
-                row = int(piece.rows[at])
-                where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
-                return self._reader.undecodable(piece.table.row(row), where, error)
-        return self._reader.undecodable(None, f"a chunk of {self.array_path}", error)
+                return piece, int(piece.rows[at])
+        return None
 
 
 def gather_located(

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunks, NotInMemory
+from icefloe.chunks.reader import NOT_IN_MEMORY, LocatedChunk, LocatedChunks, NotInMemory
 from icefloe.errors import InvalidInputError, NodeNotFoundError
 from icefloe.model.chunk_table import ChunkRef, Coords, tombstones
 from icefloe.model.snapshot import ArrayNode, Extents, Node
@@ -93,6 +93,11 @@ class KeySpace:
         """The bytes of a chunk, if they are in memory or in a small local file. None if there is no such chunk."""
         chunk = self.find_chunk(key)
         return NOT_IN_MEMORY if chunk is None or not chunk[1] else self._state.fetch_chunk_now(*chunk)
+
+    def locate_now(self, key: str) -> LocatedChunk | NotInMemory | None:
+        """Where a chunk is, if that takes no request. None if there is no such chunk."""
+        chunk = self.find_chunk(key)
+        return NOT_IN_MEMORY if chunk is None or not chunk[1] else self._state.locate_chunk_now(*chunk)
 
     def find_chunks(self, keys: Sequence[str]) -> tuple[ArrayNode, list[Coords]] | None:
         """The array and the coordinates that keys name, or None unless all are chunks of one array."""

@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.blocking import fork_safe_lock, monotonic_time, random_bytes
-from icefloe.chunks.reader import ChunkLookup, ChunkReader, LocatedChunks, NotInMemory, gather_located
+from icefloe.chunks.reader import (
+    NOT_IN_MEMORY,
+    ChunkLookup,
+    ChunkReader,
+    LocatedChunk,
+    LocatedChunks,
+    NotInMemory,
+    gather_located,
+)
 from icefloe.errors import (
     ForbiddenChangeError,
     InvalidInputError,
@@ -736,11 +744,18 @@ class SessionState(SessionView):
 
     def fetch_chunk_now(self, node: ArrayNode, coords: Coords) -> Buffer | NotInMemory | None:
         """What `fetch_chunk` returns for a whole chunk, if that takes no request but the read of a small local file."""
+        found = self._find_now(node, coords)
+        return self.reader.fetch_now(found) if isinstance(found, ChunkRef) else found
+
+    def locate_chunk_now(self, node: ArrayNode, coords: Coords) -> LocatedChunk | NotInMemory | None:
+        """Where a chunk is, if that takes no request. None if it was never written."""
+        found = self._find_now(node, coords)
+        return found if found is None or found is NOT_IN_MEMORY else LocatedChunk(found, self.reader)
+
+    def _find_now(self, node: ArrayNode, coords: Coords) -> ChunkRef | Buffer | NotInMemory | None:
+        """What `find_chunk` returns, if the manifests are in memory."""
         places = self._look_up(node, coords)
-        if not isinstance(places, list):
-            return places
-        ref = self._find_ref(places, coords)
-        return self.reader.fetch_now(ref) if isinstance(ref, ChunkRef) else ref
+        return self._find_ref(places, coords) if isinstance(places, list) else places
 
     async def locate_chunks(self, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> LocatedChunks:
         """Where many chunks of an array are, as the session sees it: what `fetch_chunk` reads, asked for at once."""

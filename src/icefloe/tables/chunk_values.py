@@ -23,8 +23,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from icefloe.blocking import blocking_loop, run_blocking
+from icefloe.chunk_coders import ChunkCoder, fill_value, is_synchronous
 from icefloe.chunks.reader import LocatedChunks
-from icefloe.codec_pipeline import ChunkCoder, fill_value, is_synchronous
 from icefloe.model.chunk_table import batches_up_to
 from icefloe.session.session import Session
 from icefloe.storage.contract import Buffer
