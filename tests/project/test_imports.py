@@ -27,6 +27,7 @@ SLOW = {
     "pyspark": "it is asked for",
     "icefloe.store": "it needs zarr",
     "icefloe.codec_pipeline": "it needs zarr",
+    "icefloe.chunk_coders": "it needs zarr",
     "icefloe.conversion": "a repository is converted",
     "icefloe.display.graph": "a graph is drawn",
     "icefloe.ingest": "files are ingested",
@@ -58,6 +59,17 @@ def repository(tmp_path: Path) -> Path:
 
 def test_the_class_repository_loads_without_zarr_and_maintenance() -> None:
     assert modules_after("import icefloe; icefloe.Repository") & SLOW.keys() == set()
+
+
+def test_a_program_that_uses_zarr_loads_the_store_before_its_first_read(repository: Path) -> None:
+    code = "import zarr, icefloe; icefloe.Repository"
+    loaded = modules_after(code)
+    assert {"icefloe.store", "icefloe.codec_pipeline"} <= loaded
+    read = (
+        f"repo = icefloe.Repository.open({str(repository)!r})\n"
+        "assert zarr.open_array(repo.readonly_session('main').store, path='a', mode='r')[0] == 1"
+    )
+    assert {name for name in modules_after(f"{code}\n{read}") - loaded if name.startswith("icefloe")} == set()
 
 
 def test_history_and_refs_are_read_without_zarr(repository: Path) -> None:

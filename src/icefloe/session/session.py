@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ from icefloe.session.session_state import SessionState
 
 if TYPE_CHECKING:
     from icefloe.store import IcechunkStore
+
+# Zarr takes longer to import than this package, and not all programs need it, so the store is loaded when it is first
+# used. A program that has imported zarr will use the store: it is loaded now, and the first read does not wait for it.
+if hasattr(sys.modules.get("zarr"), "open_array"):
+    import icefloe.codec_pipeline  # noqa: F401
 
 
 class SessionMode(enum.Enum):
@@ -139,7 +145,6 @@ class Session(ChunkMethods, CardMixin):
     @property
     def store(self) -> IcechunkStore:
         """The session as a Zarr store. By default, zarr reads and writes it with Icefloe's codec pipeline."""
-        # Zarr takes longer to import than everything else together. Only who reads or writes arrays needs it.
         from icefloe.codec_pipeline import prefer_fast_pipeline  # noqa: PLC0415
 
         prefer_fast_pipeline()
