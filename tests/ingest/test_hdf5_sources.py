@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from icefloe import Repository, in_memory_storage
 from icefloe.errors import FormatError, InvalidInputError, ObjectNotFoundError, UnknownFormatError
@@ -19,6 +21,7 @@ from icefloe.ingest.local_ingest import ingest_local
 from icefloe.ingest.parsers.registry import open_source, parse_schema, parse_source, try_schema
 from icefloe.ingest.source_model import SourceFailure, SourceFile
 from icefloe.ingest.sources import IngestOptions
+from icefloe.ingest.zarr_documents import attribute_pairs, fill_value_document
 
 
 def _write_netcdf4(path: Path) -> None:
@@ -259,3 +262,77 @@ def test_characters_with_a_fill_value_are_those_of_xarray_or_refused(
     reader = Repository.open(repository.storage, authorize_virtual_chunk_access=allowed)
     found = xr.open_zarr(reader.readonly_session("main").store, consolidated=False)
     assert found.name.values.tolist() == expected
+
+
+def _fixed_text(text: bytes, length: int, padding: int) -> Any:
+    kind = h5py.h5t.C_S1.copy()
+    kind.set_size(length)
+    kind.set_strpad(padding)
+    return text, kind
+
+
+_ATTRIBUTE_VALUES = st.one_of(
+    st.sampled_from(["m", "km", "", "grüße", np.float32(1), np.float64(1), np.int16(1), np.int64(1), True, 1.5, -0.0]),
+    st.sampled_from([["a", "b"], ["a"], ["a", "b", "c"], [1, 2], np.array([1.0], "f4"), np.array([], "i4")]),
+    st.sampled_from([h5py.Empty("f4"), h5py.Empty("S3"), np.bytes_(b"m"), np.bytes_(b"m  "), np.void(b"xy")]),
+    st.sampled_from([np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.array([[1, 2], [3, 4]], ">i2")]),
+    st.builds(
+        _fixed_text,
+        st.sampled_from([b"m", b"m ", b"km\x00x"]),
+        st.integers(4, 5),
+        st.sampled_from([h5py.h5t.STR_NULLTERM, h5py.h5t.STR_NULLPAD, h5py.h5t.STR_SPACEPAD]),
+    ),
+)
+
+
+@st.composite
+def _datasets(draw: st.DrawFn) -> dict[str, Any]:
+    filters = draw(st.sampled_from([{}, {"compression": "gzip"}, {"compression": "gzip", "compression_opts": 9}]))
+    chunks = draw(st.sampled_from([None, (2,), (3,)]))
+    return {
+        "dtype": draw(st.sampled_from(["<f4", ">f4", "<f8", "<i2", "<u2", "S3", "bool"])),
+        "shape": draw(st.sampled_from([(4,), (5,)])),
+        "chunks": chunks,
+        "fillvalue": draw(st.sampled_from([None, 0, 1])),
+        "attributes": draw(
+            st.dictionaries(st.sampled_from(["units", "scale_factor", "z", "a"]), _ATTRIBUTE_VALUES, max_size=3)
+        ),
+        "track_order": draw(st.booleans()),
+        **(filters if chunks is not None else {}),
+    }
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(contents=st.lists(_datasets(), min_size=2, max_size=6))
+def test_files_that_are_read_after_similar_files_are_described_as_h5py_reads_them(
+    tmp_path: Path, describe: Any, contents: list[dict[str, Any]]
+) -> None:
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.h5"
+        options = {key: value for key, value in content.items() if key != "attributes"}
+        if options["fillvalue"] is not None:
+            options["fillvalue"] = np.array(options["fillvalue"]).astype(options["dtype"])[()]
+        with h5py.File(path, "w") as file:
+            dataset = file.create_dataset("v", **options)
+            for name, value in content["attributes"].items():
+                if isinstance(value, tuple):
+                    text, kind = value
+                    space = h5py.h5s.create(h5py.h5s.SCALAR)
+                    attribute = h5py.h5a.create(dataset.id, name.encode(), kind, space)
+                    attribute.write(np.array(text, dtype=f"S{kind.get_size()}"))
+                else:
+                    dataset.attrs[name] = value
+    for number, content in enumerate(contents):
+        variable = parse_schema(describe(tmp_path / f"{number}.h5")).variables["v"]
+        with h5py.File(tmp_path / f"{number}.h5") as file:
+            dataset = file["v"]
+            raw = {name: each for name, each in dataset.attrs.items() if not isinstance(each, h5py.Empty)}
+            dtype = dataset.dtype.str
+            assert list(variable.attributes.items()) == list(attribute_pairs(raw, dtype).items())
+            assert repr(variable.attributes) == repr(attribute_pairs(raw, dtype))
+            assert (variable.dtype, variable.shape) == (dtype, dataset.shape)
+            assert variable.fill_value == fill_value_document(dtype, dataset.fillvalue)
+            assert variable.chunks == (dataset.chunks or dataset.shape)
+            levels = [each["configuration"]["level"] for each in variable.codecs if each["name"] == "numcodecs.zlib"]
+            assert levels == ([] if dataset.compression is None else [dataset.compression_opts])
+            assert content["shape"] == variable.shape

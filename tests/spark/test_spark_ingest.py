@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ import xarray as xr
 from icefloe import Repository
 from icefloe.errors import ConflictError, FormatError, InvalidInputError
 from icefloe.ingest import record as ingested
+from icefloe.ingest.access import SourceAccess
+from icefloe.ingest.local_ingest import read_schemas
 from icefloe.ingest.record import METADATA_KEY
+from icefloe.ingest.sources import expand_sources
 from icefloe.spark import ingest
 from icefloe.spark import ingest_commit as landing
-from icefloe.spark.ingest import IngestOutcome
+from icefloe.spark.ingest import IngestOutcome, read_while_starting
 from icefloe.testing.synthetic_weather import write_month
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
@@ -31,6 +35,54 @@ Open = Callable[..., xr.Dataset]
 
 def _record(repository: Repository, branch: str = "main") -> Any:
     return next(iter(repository.ancestry(branch=branch))).metadata[METADATA_KEY]
+
+
+class _Starting(Future[Any]):
+    """A session that has started after some questions."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self._left = questions
+
+    def done(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("questions", [0, 1, 2, 9])
+def test_the_driver_reads_files_until_spark_has_started(tmp_path: Path, questions: int) -> None:
+    write_month(tmp_path, days=10, hours_per_file=6, **GRID)
+    (tmp_path / "weather-20200105-broken.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
+    files = expand_sources(tmp_path)
+    count, (schemas, failures) = read_while_starting(_Starting(questions), files, SourceAccess(), None)
+    assert count == min(len(files), 16 * questions)
+    expected, failed = read_schemas(files[:count], SourceAccess())
+    assert (list(map(repr, schemas)), failures) == (list(map(repr, expected)), failed)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_spark_starts_while_the_first_files_are_read(
+    spark: Any, tmp_path: Path, seconds: float, opened: Open, expected: Open
+) -> None:
+    write_month(tmp_path / "a", days=15, hours_per_file=6, **GRID)
+
+    def start() -> Any:
+        time.sleep(seconds)
+        return spark
+
+    outcome = ingest(start, tmp_path / "a", tmp_path / "repo", mode="virtual")
+    result = opened(tmp_path / "repo", *outcome.plan.containers)  # type: ignore[union-attr]
+    xr.testing.assert_equal(result.drop_vars("orography"), expected(tmp_path / "a").drop_vars("orography"))
+
+
+def test_an_error_of_the_start_of_spark_is_the_error_of_the_ingest(tmp_path: Path) -> None:
+    write_month(tmp_path / "a", days=1, **GRID)
+
+    def start() -> Any:
+        raise InvalidInputError("no Java runtime was found")
+
+    with pytest.raises(InvalidInputError, match="no Java runtime"):
+        ingest(start, tmp_path / "a", tmp_path / "repo")
 
 
 @pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])

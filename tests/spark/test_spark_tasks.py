@@ -41,6 +41,24 @@ def test_results_come_in_the_order_of_their_payloads_through_several_waves(
     assert found == [number * 2 for number in range(10)] and parallelism(spark) == 2
 
 
+@pytest.mark.parametrize("run", [tasks.run_partitions, tasks.run_rows])
+def test_tasks_are_the_same_as_partitions_and_as_rows(spark: Any, run: Any) -> None:
+    """Sessions of Spark Connect have rows only."""
+
+    def describe(number: int) -> tuple[int, int]:
+        if number == 3:
+            raise InvalidInputError("number 3 is wrong")
+        context = TaskContext.get()
+        assert context is not None
+        return number * 2, context.partitionId()
+
+    packed = [pickle.dumps(number) for number in range(5)]
+    found = [pickle.loads(each) for each in run(spark, pickle_of(describe), packed, "describing")]
+    assert isinstance(found.pop(3).error, InvalidInputError)
+    assert [value for value, _ in found] == [0, 2, 4, 8]
+    assert len({partition for _, partition in found}) == 4
+
+
 def test_an_error_that_no_retry_helps_comes_back_as_itself(spark: Any, tmp_path: Path) -> None:
     def refuse(number: int) -> int:
         (tmp_path / f"{number}-{time.monotonic_ns()}").touch()
@@ -159,14 +177,14 @@ def test_an_interrupt_cancels_the_job_and_leaves_the_session_clean(
 def test_a_task_receives_its_own_payload_and_not_those_of_others(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Spark sends to every task does not grow with the payloads, and no task gets two of them."""
     sent: list[int] = []
-    worker = tasks._worker
+    worker = tasks._partition_worker
 
     def measured(function: bytes) -> Any:
         made = worker(function)
         sent.append(len(cloudpickle.dumps(made)))
         return made
 
-    monkeypatch.setattr(tasks, "_worker", measured)
+    monkeypatch.setattr(tasks, "_partition_worker", measured)
 
     def describe(payload: bytes) -> tuple[int, bytes]:
         context = TaskContext.get()

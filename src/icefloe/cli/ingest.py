@@ -245,7 +245,7 @@ def ingest(
     icefloe ingest 'files/*.nc' weather
     icefloe ingest s3://bucket/new/ weather --mode virtual --append-dim time
     """
-    connection = spark.session(quick_start=True) if engine == "spark" else None
+    start = spark.starter(quick_start=True) if engine == "spark" else None
     storage = storage_at(repo, options)
     repository: Any = repo
     if not dry_run or Repository.exists(storage):
@@ -259,7 +259,7 @@ def ingest(
     common["source_options"] = parse_options(source_options or ())
     try:
         outcome: IngestOutcome | LocalOutcome
-        if connection is None:
+        if start is None:
             if batch is not None or statistics:
                 raise InvalidInputError("--batch and --statistics need Spark. Leave out --engine local")
             empty = repository is repo  # a dry run, and there is no repository
@@ -271,7 +271,7 @@ def ingest(
             if repository is repo:
                 common["repo_options"] = parse_options(options or ())
             common |= {"batch": batch, "statistics": statistics}
-            outcome = run(connection, sources, repository, **common, **chosen)
+            outcome = run(start, sources, repository, **common, **chosen)
     except KeyboardInterrupt:
         stderr().print(
             f"interrupted: {branch} did not change; `icefloe gc` deletes the objects that were written", markup=False

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -214,15 +215,20 @@ class SparkOptions:
 
     def session(self, *, quick_start: bool = False) -> SparkSession:
         """Connect to Spark. `quick_start` is for commands whose work runs in Python."""
+        return self.starter(quick_start=quick_start)()
+
+    def starter(self, *, quick_start: bool = False) -> Callable[[], SparkSession]:
+        """Return a function that connects to Spark. Raise an error at once if Spark or Java is missing."""
         try:
-            from icefloe.spark.connect import connect  # noqa: PLC0415 - Spark is an extra
+            from icefloe.spark.connect import connect, ensure_java  # noqa: PLC0415 - Spark is an extra
         except ImportError as error:
             raise UnsupportedError(
                 f"this command needs Spark. Install it with: pip install 'icefloe[spark]' ({error})"
             ) from error
         if self.master is not None and self.master.startswith("sc://"):
-            return connect(remote=self.master)
-        return connect(self.master, quick_start=quick_start, settings=parse_pairs(self.conf, "--conf"))
+            return partial(connect, remote=self.master)
+        ensure_java()
+        return partial(connect, self.master, quick_start=quick_start, settings=parse_pairs(self.conf, "--conf"))
 
 
 METRICS = "ICEFLOE_METRICS"

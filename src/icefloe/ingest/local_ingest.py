@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from icefloe.blocking import run_blocking
 from icefloe.chunks.virtual_containers import container_prefix, normalise_location
 from icefloe.codec_pipeline import check_grid, has_variable_grids
 from icefloe.errors import FormatError, IcefloeError, InvalidInputError, SnapshotNotFoundError, VirtualChunkError
-from icefloe.ingest.access import SourceAccess, choose_access
+from icefloe.ingest.access import SourceAccess, choose_access, local_path
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.catalogue import Catalogue, StoredCatalogue, changed_nodes, has_catalogue, read_catalogue
 from icefloe.ingest.chunk_grids import ChunkRegion
@@ -37,7 +37,7 @@ from icefloe.ingest.record import (
     store_containers,
     with_stored_containers,
 )
-from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
+from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Sources, expand_sources
 from icefloe.ingest.write_tasks import PlacedFile, TaskResult, check_stores, digest_variables, run_task
 from icefloe.maintenance.compact import merged_array
@@ -215,6 +215,8 @@ class _StoredCells:
 
 
 PARSE_THREADS = 8
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +254,23 @@ class IngestResult:
 def read_schemas(
     files: Sequence[SourceFile], access: SourceAccess, format: str | None = None
 ) -> tuple[list[SourceSchema], list[SourceFailure]]:
-    """Read the schemas of all files with several threads. Files that cannot be read are returned separately."""
-    with ThreadPoolExecutor(PARSE_THREADS) as pool:
-        found = list(pool.map(lambda file: try_schema(file, access, format=format), files))
-    schemas = [schema for schema in found if isinstance(schema, SourceSchema)]
+    """Read the schemas of all files. Files that cannot be read are returned separately."""
+    found = _read_each(partial(try_schema, access=access, format=format), files, [file.url for file in files])
+    # Similar files share most of their schema.
+    schemas = intern_schemas((schema for schema in found if isinstance(schema, SourceSchema)), files)
     return schemas, [failure for failure in found if isinstance(failure, SourceFailure)]
+
+
+def _read_each(read: Callable[[T], R], sources: Sequence[T], urls: Sequence[str]) -> list[R]:
+    """Call a function for each source. Several threads wait for remote files.
+
+    Local files are read one after the other. Threads would only pass the locks of Python and of HDF5 to each other,
+    which takes twice the processor time.
+    """
+    if all(local_path(url) is not None for url in urls):
+        return [read(source) for source in sources]
+    with ThreadPoolExecutor(PARSE_THREADS) as pool:
+        return list(pool.map(read, sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,8 +393,7 @@ class SourceComparison:
     def read(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
         """Read and hash variables."""
         work = DigestWork(arrays, self.sources.access, self.format)
-        with ThreadPoolExecutor(PARSE_THREADS) as pool:
-            return list(pool.map(work, files))
+        return _read_each(work, files, [file.file.url for file in files])
 
     def _unknown(self, file: PlacedFile, arrays: Mapping[str, ArrayPlan]) -> PlacedFile:
         left = {p: v for p, v in file.variables.items() if (file.file.url, p, arrays[p].document) not in self.known}

@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import operator
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -451,34 +451,64 @@ VARIABLE_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVaria
 """The values of a variable. Pickling the variable itself would look each of them up in Python."""
 
 
-def intern_schemas(schemas: Iterable[SourceSchema]) -> list[SourceSchema]:
-    """Return the same schemas, sharing equal variables, coordinates and groups to save memory."""
-    variables: dict[bytes, SourceVariable] = {}
-    coordinates: dict[tuple[str, str], Coordinate] = {}
-    mappings: dict[bytes, Any] = {}
+def intern_schemas(schemas: Iterable[SourceSchema], files: Iterable[SourceFile] = ()) -> list[SourceSchema]:
+    """Return the same schemas, sharing equal variables, coordinates, groups and files to save memory.
 
-    def share(value: Any) -> Any:
-        return mappings.setdefault(pickle.dumps(value), value)
-
-    shared: list[SourceSchema] = []
-    for schema in schemas:
-        shared.append(
-            replace(
-                schema,
-                variables={
-                    p: variables.setdefault(pickle.dumps(VARIABLE_FIELDS(v)), v) for p, v in schema.variables.items()
-                },
-                coordinates={p: _shared_coordinate(c, coordinates) for p, c in schema.coordinates.items()},
-                groups=share(dict(schema.groups)),
-                skipped=share(dict(schema.skipped)),
-            )
-        )
-    return shared
+    What is shared already stays the same object. Files are shared with `files` too.
+    """
+    interner, given = _Interner(files), list(schemas)  # objects are known by their identity, so they have to stay
+    return [interner.schema(schema) for schema in given]
 
 
-def _shared_coordinate(coordinate: Coordinate, known: dict[tuple[str, str], Coordinate]) -> Coordinate:
-    dtype = "" if coordinate.values is None else coordinate.values.dtype.str
-    return known.setdefault((coordinate.digest, dtype), coordinate)
+T = TypeVar("T")
+
+
+class _Interner:
+    """Finds an equal value that was seen before. A value that is the same object again is not compared."""
+
+    def __init__(self, files: Iterable[SourceFile]) -> None:
+        self._same: dict[int, Any] = {}
+        self._equal: dict[Any, Any] = {file: file for file in files}
+
+    def schema(self, schema: SourceSchema) -> SourceSchema:
+        shared = {
+            "file": self._share(schema.file, lambda file: file),
+            "variables": self._mapping(schema.variables, self._variable),
+            "coordinates": self._mapping(schema.coordinates, self._coordinate),
+            **{name: self._share(getattr(schema, name), pickle.dumps) for name in _PLAIN_MAPPINGS},
+        }
+        is_shared = all(getattr(schema, name) is value for name, value in shared.items())
+        return schema if is_shared else replace(schema, **shared)
+
+    def _share(self, value: Any, key: Callable[[Any], Any]) -> Any:
+        found = self._same.get(id(value))
+        if found is None:
+            found = self._same[id(value)] = self._equal.setdefault(key(value), value)
+        return found
+
+    def _variable(self, variable: SourceVariable) -> SourceVariable:
+        shared: SourceVariable = self._share(variable, lambda each: pickle.dumps(VARIABLE_FIELDS(each)))
+        return shared
+
+    def _coordinate(self, coordinate: Coordinate) -> Coordinate:
+        shared: Coordinate = self._share(coordinate, _coordinate_key)
+        return shared
+
+    def _mapping(self, found: Mapping[str, T], share: Callable[[T], T]) -> Mapping[str, T]:
+        known: Mapping[str, T] | None = self._same.get(id(found))
+        if known is None:
+            shared = {path: share(value) for path, value in found.items()}
+            is_shared = all(shared[path] is value for path, value in found.items())
+            key = tuple((path, id(value)) for path, value in shared.items())
+            known = self._same[id(found)] = self._equal.setdefault(key, found if is_shared else shared)
+        return known
+
+
+_PLAIN_MAPPINGS = ("groups", "skipped", "digests", "left_out")
+
+
+def _coordinate_key(coordinate: Coordinate) -> tuple[str, str]:
+    return coordinate.digest, "" if coordinate.values is None else coordinate.values.dtype.str
 
 
 GAP = "gap"

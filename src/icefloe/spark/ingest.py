@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -48,6 +51,8 @@ from icefloe.storage.build import in_memory_storage, storage_from_url
 _MOST_FILES_PER_TASK = 128
 _TASKS_PER_CORE = 2
 _SYNC_TASK_BYTES = 32 << 20
+_FILES_WHILE_STARTING = 16
+"""Files that this process reads before it looks again whether Spark has started."""
 
 Schemas = tuple[list[SourceSchema], list[SourceFailure]]
 
@@ -58,9 +63,41 @@ class _ReadSchemas:
     format: str | None
 
     def __call__(self, files: Sequence[SourceFile]) -> Schemas:
-        schemas, failures = read_schemas(files, self.access, self.format)
-        # Similar files share most of their schema. The result contains it once.
-        return intern_schemas(schemas), failures
+        return read_schemas(files, self.access, self.format)
+
+
+def _start_in_thread(start: Callable[[], SparkSession]) -> Future[SparkSession]:
+    """Start Spark and its Python workers in a thread."""
+
+    def run() -> SparkSession:
+        session = start()
+        run_tasks(session, SparkJob(_load_modules, "starting workers", shown=False), list(range(parallelism(session))))
+        return session
+
+    pool = ThreadPoolExecutor(1)
+    starting = pool.submit(run)
+    pool.shutdown(wait=False)
+    return starting
+
+
+def _load_modules(_: int) -> None:
+    """Import in a worker what its first task needs. This module is imported with the function."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("icefloe.ingest.parsers.hdf5")
+
+
+def read_while_starting(
+    starting: Future[SparkSession], files: Sequence[SourceFile], access: SourceAccess, format: str | None
+) -> tuple[int, Schemas]:
+    """Read schemas in this process until Spark has started. Return the number of files, and what was read."""
+    done = 0
+    schemas: list[SourceSchema] = []
+    failures: list[SourceFailure] = []
+    while done < len(files) and not starting.done():
+        part = files[done : done + _FILES_WHILE_STARTING]
+        found, broken = read_schemas(part, access, format)
+        schemas, failures, done = schemas + found, failures + broken, done + len(part)
+    return done, (intern_schemas(schemas), failures)
 
 
 def fetch_schemas(
@@ -73,7 +110,8 @@ def fetch_schemas(
     batches = [files[start : start + step] for start in range(0, len(files), step)]
     job = SparkJob(_ReadSchemas(access, format), f"reading {len(files):,} schemas", shown)
     answers = run_tasks(spark, job, batches)
-    return [s for schemas, _ in answers for s in schemas], [f for _, failures in answers for f in failures]
+    found = intern_schemas((s for schemas, _ in answers for s in schemas), files)
+    return found, [f for _, failures in answers for f in failures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +165,7 @@ class IngestOutcome:
 
 
 def ingest(
-    spark: SparkSession,
+    spark: SparkSession | Callable[[], SparkSession],
     sources: Any,
     repo: Repository | str | os.PathLike[str],
     *,
@@ -159,7 +197,8 @@ def ingest(
     Parameters
     ----------
     spark
-        The Spark session: `icefloe.spark.connect()`, that of a notebook, or one of Spark Connect.
+        The Spark session: `icefloe.spark.connect()`, that of a notebook, or one of Spark Connect. Or a function that
+        starts one, such as `connect` itself: Spark then starts in a thread while this process reads the first files.
     sources
         Paths, globs, directories, URLs, text files that list them, or a DataFrame. Its column `path` or `url`, or the
         first one, has the sources.
@@ -271,13 +310,20 @@ def ingest(
         if not files:
             tip = publish_batches(repository, branch, staging)
             return IngestOutcome(job_id, None, tip, known, seconds=time.monotonic() - started)
-    schemas, failures = fetch_schemas(spark, files, access, options.format, progress)
+    if callable(spark):
+        starting = _start_in_thread(spark)
+        count, (schemas, failures) = read_while_starting(starting, files, access, options.format)
+        session = starting.result()
+    else:
+        count, schemas, failures, session = 0, [], [], spark
+    found_late, failed_late = fetch_schemas(session, files[count:], access, options.format, progress)
+    schemas, failures = schemas + found_late, failures + failed_late
     fixed = "task_bytes" in more or "files_per_task" in more
     found = FirstPass(tuple(files), tuple(schemas), tuple(failures), options, fixed)
     allowed = name_sources(named, schemas, options, access, containers)
     if dry_run or repository is None:
         existing = Existing() if repository is None else read_existing(repository.readonly_session(branch), allowed)
-        plan = plan_first_pass(spark, found, existing, options)
+        plan = plan_first_pass(session, found, existing, options)
         check_free(plan, existing)
         return IngestOutcome(
             job_id, plan, None, known - len(files), failures=found.failures, seconds=time.monotonic() - started
@@ -285,10 +331,10 @@ def ingest(
     job = IngestJob(
         job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress, allowed
     )
-    commits = commit_with_retry(spark, job) if batch is None else commit_in_batches(spark, job, staging, batch)
+    commits = commit_with_retry(session, job) if batch is None else commit_in_batches(session, job, staging, batch)
     if statistics:
         for written in sorted({path.rpartition("/")[0] for path in commits.plan.arrays}):
-            analyze(spark, repository, group=written, snapshot_id=commits.snapshot_id, progress=progress)
+            analyze(session, repository, group=written, snapshot_id=commits.snapshot_id, progress=progress)
     late = {f.file.url: f for report in commits.reports for f in report.failures}
     return IngestOutcome(
         job_id=job_id,

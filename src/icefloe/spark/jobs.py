@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import xarray as xr
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import (
@@ -31,6 +30,9 @@ from icefloe.session.session import Session
 from icefloe.spark.connect import is_classic
 from icefloe.storage.build import resolve_storage
 from icefloe.tables.grids import unreadable_grid
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Source: TypeAlias = "Session | Repository | str | os.PathLike[str]"
 Target: TypeAlias = "Repository | str | os.PathLike[str]"
@@ -114,6 +116,8 @@ def writing_repository(target: Target) -> Repository:
 
 def open_dataset(session: Session, group: str = "", variables: Sequence[str] | None = None) -> xr.Dataset:
     """Open the arrays of a group as a lazy dataset, decoded by the CF conventions."""
+    import xarray as xr  # noqa: PLC0415 - slow to import, and the workers of an ingest import this module without it
+
     path = group.strip("/")
     try:
         dataset: xr.Dataset = xr.open_zarr(session.store, group=path or None, consolidated=False, chunks=None)
@@ -179,8 +183,6 @@ class JobMeter:
 @contextmanager
 def job_progress(spark: SparkSession, group: str, meter: JobMeter) -> Iterator[None]:
     """Show the progress of the jobs of one group while the block runs."""
-    # Workers import this module too, and do not need rich.
-
     with progress_display(meter) as show:
         if show is None:
             yield

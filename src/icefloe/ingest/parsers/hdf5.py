@@ -1,12 +1,16 @@
-"""NetCDF4 and HDF5 files, read with h5py."""
+"""NetCDF4 and HDF5 files, read with h5py.
+
+Schemas are read with the low-level interface of h5py, which takes a third of the time. The files of an archive describe
+their variables with the same bytes, so the description of a variable is made once for equal bytes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -40,41 +44,176 @@ from icefloe.model.chunk_table import empty_table
 NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
-def name_dimensions(datasets: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+class _Attributes:
+    """The attributes of a group or dataset, in the order in which h5py lists them."""
+
+    def __init__(self, owner: Any, created: Any) -> None:
+        """`created` is the list of properties with which the owner was created."""
+        self._owner = owner
+        is_tracked = created.get_attr_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
+        found: list[bytes] = []
+        # A callback that returns something else than None ends the iteration.
+        h5py.h5a.iterate(
+            owner,
+            lambda name, *_: found.append(name),
+            index_type=h5py.h5.INDEX_CRT_ORDER if is_tracked else h5py.h5.INDEX_NAME,
+        )
+        self._names = {_attribute_name(name): name for name in found}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def get(self, name: str) -> Any:
+        """The value as h5py reads it, or None if there is no such attribute."""
+        return self.read(name)[0] if name in self._names else None
+
+    def visible(self) -> list[str]:
+        """The names of the attributes that are not a part of the format."""
+        return [name for name in self._names if name not in HIDDEN_ATTRIBUTES]
+
+    def read(self, name: str) -> tuple[Any, Hashable | None]:
+        """The value as h5py reads it, and a key. Attributes with the same key have equal values of the same type.
+
+        Values that are neither plain numbers nor texts have no key.
+        """
+        attribute = h5py.h5a.open(self._owner, self._names[name])
+        known = _memory_type(attribute.get_type())
+        shape = attribute.shape
+        if shape is None:
+            return h5py.Empty(known.dtype), (known.encoded, None)
+        if known.kind == "other":
+            return h5py.AttributeManager(self)[self._names[name]], None
+        values = np.zeros(shape, dtype=known.dtype)
+        attribute.read(values, mtype=known.in_memory)
+        if known.kind == "plain":
+            return values if shape else values[()], (known.encoded, shape, values.tobytes())
+        if known.kind == "references":
+            return values, None
+        texts = tuple(text.decode("utf-8", "surrogateescape") for text in values.flat)
+        value = np.array(texts, dtype=known.dtype).reshape(shape) if shape else texts[0]
+        return value, (known.encoded, shape, texts)
+
+    @property
+    def id(self) -> Any:
+        """The owner, as h5py's own class for attributes looks for it."""
+        return self._owner
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownType:
+    """A type of HDF5, as NumPy has it."""
+
+    dtype: np.dtype[Any]
+    in_memory: Any
+    """The type of HDF5 that its values have in memory."""
+    encoded: bytes
+    """The bytes that describe it."""
+    kind: Literal["plain", "text", "references", "other"]
+    """Whether values are plain numbers or texts of a fixed length, texts of any length, or lists of references."""
+
+
+_KNOWN_TYPES: dict[bytes, _KnownType] = {}
+_MOST_KNOWN_TYPES = 1024
+
+
+def _memory_type(stored: Any) -> _KnownType:
+    encoded = stored.encode()
+    known = _KNOWN_TYPES.get(encoded)
+    if known is None:
+        if len(_KNOWN_TYPES) >= _MOST_KNOWN_TYPES:
+            _KNOWN_TYPES.clear()
+        dtype = stored.dtype
+        known = _KNOWN_TYPES[encoded] = _KnownType(dtype, h5py.h5t.py_create(dtype), encoded, _kind_of(dtype))
+    return known
+
+
+def _kind_of(dtype: np.dtype[Any]) -> Literal["plain", "text", "references", "other"]:
+    if dtype.kind in "biufcS" and dtype.subdtype is None and h5py.check_enum_dtype(dtype) is None:
+        return "plain"
+    text, listed = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
+    if text is not None and text.length is None:
+        return "text"
+    is_list = isinstance(listed, np.dtype) and h5py.check_ref_dtype(listed) is not None
+    return "references" if is_list else "other"
+
+
+def _attribute_name(name: bytes) -> Any:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class _Dataset:
+    """An open dataset, and what its group says about it."""
+
+    name: str
+    id: Any
+    created: Any
+    """The properties with which it was created."""
+    attributes: _Attributes
+    shape: tuple[int, ...] | None
+    largest: tuple[int | None, ...]
+    """How far it may grow along each dimension. Empty without chunks."""
+    layout: int
+    stored_type: Any
+    dtype: np.dtype[Any]
+    encoded_type: bytes
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        return tuple(int(c) for c in self.created.get_chunk())
+
+
+def _open_dataset(name: str, dataset: Any) -> _Dataset:
+    created, space, stored_type = dataset.get_create_plist(), dataset.get_space(), dataset.get_type()
+    shape: tuple[int, ...] | None = None
+    largest: tuple[int | None, ...] = ()
+    layout = created.get_layout()
+    if space.get_simple_extent_type() != h5py.h5s.NULL:
+        shape = tuple(int(n) for n in space.get_simple_extent_dims())
+        if layout == h5py.h5d.CHUNKED:
+            most = space.get_simple_extent_dims(True)
+            largest = tuple(None if n == h5py.h5s.UNLIMITED else n for n in most)
+    known = _memory_type(stored_type)
+    attributes = _Attributes(dataset, created)
+    return _Dataset(name, dataset, created, attributes, shape, largest, layout, stored_type, known.dtype, known.encoded)
+
+
+def _name_dimensions(file: Any, datasets: Mapping[str, _Dataset]) -> dict[str, tuple[str, ...]]:
     """Dimension names per dataset of one group."""
     names: dict[str, tuple[str, ...]] = {}
     phony: dict[tuple[int, int], str] = {}
     for name, dataset in datasets.items():
         if dataset.shape is not None:
-            names[name] = _names(name, dataset, phony)
+            names[name] = _names(file, dataset, dataset.shape, phony)
     return names
 
 
-def _names(name: str, dataset: Any, phony: dict[tuple[int, int], str]) -> tuple[str, ...]:
-    attributes = dataset.attrs
+def _names(file: Any, dataset: _Dataset, shape: tuple[int, ...], phony: dict[tuple[int, int], str]) -> tuple[str, ...]:
+    attributes = dataset.attributes
+    found: list[str | None] = [None] * len(shape)
     if "DIMENSION_LIST" in attributes:
-        lists, file = attributes["DIMENSION_LIST"], dataset.file.id
-        found = [_scale_name(file, scales) if len(scales) else None for scales in lists]
-    elif dataset.ndim == 1 and _is_scale(attributes):
-        found = [name]
-    elif dataset.ndim > 1 and _is_scale(attributes) and "_Netcdf4Coordinates" in attributes:
+        found = [_scale_name(file, scales) if len(scales) else None for scales in attributes.get("DIMENSION_LIST")]
+    elif len(shape) == 1 and _is_scale(attributes):
+        found = [dataset.name]
+    elif len(shape) > 1 and _is_scale(attributes) and "_Netcdf4Coordinates" in attributes:
         # A coordinate variable with several dimensions is only the scale of its first dimension.
-        sizes = np.asarray(attributes["_Netcdf4Coordinates"]).reshape(-1)
-        found = [name] + [None] * (len(sizes) - 1)
-    else:
-        found = [None] * dataset.ndim
+        sizes = np.asarray(attributes.get("_Netcdf4Coordinates")).reshape(-1)
+        found = [dataset.name] + [None] * (len(sizes) - 1)
     used: dict[int, int] = {}
     for axis, label in enumerate(found):
         if label is None:
-            size = int(dataset.shape[axis])
+            size = shape[axis]
             repeat = used.get(size, 0)
             used[size] = repeat + 1
             found[axis] = phony.setdefault((size, repeat), f"phony_dim_{len(phony)}")
     return tuple(str(label) for label in found)
 
 
-def _is_scale(attributes: Any) -> bool:
-    return bool(attributes.get("CLASS", b"") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"))
+def _is_scale(attributes: _Attributes) -> bool:
+    return bool(attributes.get("CLASS") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"))
 
 
 def _scale_name(file: Any, scales: Any) -> str:
@@ -212,29 +351,28 @@ class Hdf5Source(OpenSource):
         skipped: dict[str, str] = {}
         left_out: dict[str, str] = {}
         growing: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[int | None, ...]]] = {}
-        for group_path, group, datasets in _walk(self._hdf5):
-            groups[group_path] = _attributes(group)
-            dimensions = name_dimensions(datasets)
+        for group_path, group, datasets in _walk(self._hdf5["/"].id):
+            attributes = _Attributes(group, group.get_create_plist())
+            groups[group_path] = {key: json_value(attributes.get(key)) for key in attributes.visible()}
+            dimensions = _name_dimensions(self._hdf5.id, datasets)
             for name, dataset in datasets.items():
                 path = f"{group_path}/{name}" if group_path else name
-                attributes = dataset.attrs
-                keys = list(attributes)
-                most = dataset.maxshape if dataset.chunks is not None else ()
-                if None in most:
-                    growing[path] = dimensions.get(name, ()), dataset.shape, most
-                if "NAME" in keys and _is_only_dimension(attributes["NAME"]):
+                if None in dataset.largest and dataset.shape is not None:
+                    growing[path] = dimensions.get(name, ()), dataset.shape, dataset.largest
+                if _is_only_dimension(dataset.attributes.get("NAME")):
                     continue
                 if h5py.check_ref_dtype(dataset.dtype) is not None:
                     left_out[path] = "references to other members of the file"
                     continue
                 try:
-                    variable = _describe(path, dataset, dimensions.get(name, ()), keys)
+                    variable = _describe(path, dataset, dimensions.get(name, ()))
                 except UnsupportedError as error:
                     skipped[path] = str(error)
                     continue
                 variables[path] = variable
                 if variable.dims in ((), (name,)):
-                    found = dataset.asstr()[()] if variable.dtype == "string" else dataset[()]
+                    stored = h5py.Dataset(dataset.id, readonly=True)
+                    found = stored.asstr()[()] if variable.dtype == "string" else stored[()]
                     coordinates[path] = summarise_coordinate(np.atleast_1d(found))
         for path, shape in _full_shapes(growing).items():
             if path in variables:
@@ -245,29 +383,32 @@ class Hdf5Source(OpenSource):
 
     def references(self, variable: SourceVariable) -> References:
         with self._translated():
-            dataset = self._hdf5[variable.path]
+            dataset = h5py.h5d.open(self._hdf5.id, variable.path.encode())
             return self._references(dataset, variable)
 
     def _references(self, dataset: Any, variable: SourceVariable) -> References:
         ndim = len(variable.shape)
         none = np.zeros((0, ndim), dtype=np.uint32)
-        layout = dataset.id.get_create_plist().get_layout()
+        created, shape = dataset.get_create_plist(), dataset.shape
+        layout = created.get_layout()
         if layout == h5py.h5d.CHUNKED:
-            coords, masks, offsets, lengths = _chunk_index(dataset)
+            chunks = created.get_chunk()
+            coords, masks, offsets, lengths = _chunk_index(dataset, shape, chunks)
             check_inside(self.file, "NetCDF4/HDF5", offsets, lengths)
             # HDF5 skips a filter for a chunk that it does not make smaller. The array's codecs cannot decode such a
             # chunk.
             plain = masks == 0
-            if dataset.shape != variable.shape:
+            if shape != variable.shape:
                 # A chunk also contains bytes after the end of its dataset. NetCDF4 reads fill values there.
-                chunks = dataset.chunks
                 ends = [
                     have if have < full else full + chunk
-                    for have, full, chunk in zip(dataset.shape, variable.shape, chunks, strict=True)
+                    for have, full, chunk in zip(shape, variable.shape, chunks, strict=True)
                 ]
                 plain &= ((coords.astype(np.int64) + 1) * np.array(chunks) <= np.array(ends)).all(axis=1)
+            if plain.all():
+                return References(self._table(coords, offsets, lengths), none)
             return References(self._table(coords[plain], offsets[plain], lengths[plain]), coords[~plain])
-        begin = dataset.id.get_offset()
+        begin = dataset.get_offset()
         if layout == h5py.h5d.CONTIGUOUS and begin is None:
             return References(empty_table(ndim), none)
         if layout == h5py.h5d.CONTIGUOUS:
@@ -304,17 +445,25 @@ class Hdf5Source(OpenSource):
             self._handle.close()
 
 
-def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+def _walk(root: Any) -> Iterator[tuple[str, Any, dict[str, _Dataset]]]:
     """Every group with its path and its datasets. Each object of the file is opened once."""
     pending = [("", root)]
     while pending:
         path, group = pending.pop()
-        links = group.id.links
-        # Skip soft and external links, which are duplicates or data of other files.
-        names = [n for n in group if links.get_info(n.encode()).type == h5py.h5l.TYPE_HARD]
-        members = {name: group[name] for name in names}
-        yield path, group, {n: m for n, m in members.items() if isinstance(m, h5py.Dataset)}
-        pending += [(f"{path}/{n}" if path else n, m) for n, m in members.items() if isinstance(m, h5py.Group)]
+        links = group.links
+        datasets: dict[str, _Dataset] = {}
+        groups: list[tuple[str, Any]] = []
+        for raw in group:
+            # Skip soft and external links, which are duplicates or data of other files.
+            if links.get_info(raw).type != h5py.h5l.TYPE_HARD:
+                continue
+            name, member = raw.decode(), h5py.h5o.open(group, raw)
+            if isinstance(member, h5py.h5d.DatasetID):
+                datasets[name] = _open_dataset(name, member)
+            elif isinstance(member, h5py.h5g.GroupID):
+                groups.append((f"{path}/{name}" if path else name, member))
+        yield path, group, datasets
+        pending += groups
 
 
 def _full_shapes(
@@ -358,33 +507,55 @@ def _is_only_dimension(name: Any) -> bool:
     return isinstance(name, bytes) and name.startswith(NOT_A_VARIABLE)
 
 
-def _attributes(node: Any) -> dict[str, Any]:
-    attributes = node.attrs
-    return {key: json_value(attributes[key]) for key in attributes if key not in HIDDEN_ATTRIBUTES}
+_DESCRIBED: dict[Hashable, SourceVariable] = {}
+_MOST_DESCRIBED = 4096
+"""Descriptions that are kept for further files. An archive has one per variable, or a few."""
 
 
-def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str]) -> SourceVariable:
+def _describe(path: str, dataset: _Dataset, dims: tuple[str, ...]) -> SourceVariable:
+    """Describe a variable. Datasets with the same type, properties and attributes share a description."""
+    read = {name: dataset.attributes.read(name) for name in dataset.attributes.visible()}
+    attributes = {name: value for name, (value, _) in read.items()}
+    fill = None
+    if dataset.dtype.kind in "biufcS":
+        fill = np.zeros((1,), dtype=dataset.dtype)
+        dataset.created.get_fill_value(fill)
+    keys = tuple((name, key) for name, (_, key) in read.items())
+    if fill is None or any(key is None for _, key in keys):
+        return _make_variable(path, dataset, dims, attributes, fill)
+    created = dataset.created
+    facts = (
+        (path, dims, dataset.shape, dataset.encoded_type, dataset.layout, fill.tobytes(), keys),
+        created.get_chunk() if dataset.layout == h5py.h5d.CHUNKED else created.get_external_count(),
+        tuple(created.get_filter(position) for position in range(created.get_nfilters())),
+    )
+    known = _DESCRIBED.get(facts)
+    if known is None:
+        known = _make_variable(path, dataset, dims, attributes, fill)
+        if len(_DESCRIBED) >= _MOST_DESCRIBED:
+            _DESCRIBED.clear()
+        _DESCRIBED[facts] = known
+    return known
+
+
+def _make_variable(
+    path: str, dataset: _Dataset, dims: tuple[str, ...], attributes: Mapping[str, Any], fill: npt.NDArray[Any] | None
+) -> SourceVariable:
     dtype, not_virtual = _data_type(dataset)
-    attributes = dataset.attrs
-    raw = {key: attributes[key] for key in keys if key not in HIDDEN_ATTRIBUTES}
-    raw = {key: value for key, value in raw.items() if not isinstance(value, h5py.Empty)}
+    raw = {key: value for key, value in attributes.items() if not isinstance(value, h5py.Empty)}
     if (members := _enum_members(dataset.dtype)) is not None:
         raw["enum_members"] = members
-    # Unwritten cells have the dataset's own fill value, whatever the attribute `_FillValue` is.
-    fill = dataset.fillvalue if dtype != "string" else None
-    plist = dataset.id.get_create_plist()
-    layout = plist.get_layout()
-    shape = tuple(int(n) for n in dataset.shape)
+    layout, shape = dataset.layout, dataset.shape or ()
     if layout == h5py.h5d.CHUNKED:
-        chunks, kind = tuple(int(c) for c in dataset.chunks), "chunked"
-    elif layout == h5py.h5d.CONTIGUOUS and plist.get_external_count() == 0:
+        chunks, kind = dataset.chunks, "chunked"
+    elif layout == h5py.h5d.CONTIGUOUS and dataset.created.get_external_count() == 0:
         chunks, kind = contiguous_chunks(shape, dataset.dtype.itemsize), "contiguous"
     elif layout == h5py.h5d.COMPACT:
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
     else:
         chunks, kind = tuple(max(1, n) for n in shape), "opaque"
         not_virtual = not_virtual or "its data is in other files"
-    codecs, filter_reason = codecs_of(plist, dtype, math.prod(chunks) * dataset.dtype.itemsize)
+    codecs, filter_reason = codecs_of(dataset.created, dtype, math.prod(chunks) * dataset.dtype.itemsize)
     return SourceVariable(
         path=path,
         dims=dims,
@@ -392,7 +563,8 @@ def _describe(path: str, dataset: Any, dims: tuple[str, ...], keys: Sequence[str
         dtype=dtype,
         chunks=chunks,
         attributes=attribute_pairs(raw, dtype),
-        fill_value=fill_value_document(dtype, fill),
+        # Unwritten cells have the dataset's own fill value, whatever the attribute `_FillValue` is.
+        fill_value=fill_value_document(dtype, None if fill is None or dtype == "string" else fill[0]),
         codecs=codecs,
         layout=kind,  # type: ignore[arg-type]
         not_virtual=not_virtual or filter_reason,
@@ -408,7 +580,7 @@ def _enum_members(dtype: np.dtype[Any]) -> str | None:
     return ", ".join(f"{name}={number}" for name, number in sorted(members.items(), key=lambda item: item[1]))
 
 
-def _data_type(dataset: Any) -> tuple[str, str | None]:
+def _data_type(dataset: _Dataset) -> tuple[str, str | None]:
     if dataset.shape is None:
         raise UnsupportedError("a dataset without values (null dataspace)")
     kind = h5py.check_string_dtype(dataset.dtype)
@@ -422,7 +594,7 @@ def _data_type(dataset: Any) -> tuple[str, str | None]:
         raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
     if dtype.kind == "f" and dtype.itemsize not in (2, 4, 8):
         raise UnsupportedError(f"Zarr v3 has no data type for {dataset.dtype}")
-    return dtype.str, _unusual_bits(dataset.id.get_type(), dtype)
+    return dtype.str, _unusual_bits(dataset.stored_type, dtype)
 
 
 def _unusual_bits(stored: Any, dtype: np.dtype[Any]) -> str | None:
@@ -442,15 +614,18 @@ def _unusual_bits(stored: Any, dtype: np.dtype[Any]) -> str | None:
     return None
 
 
-def _chunk_index(dataset: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+def _chunk_index(
+    dataset: Any, shape: tuple[int, ...], chunks: tuple[int, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
     """Coordinates, filter masks, offsets and lengths of the chunks that were written."""
     found: list[Any] = []
     collect: Callable[[Any], None] = found.append
-    dataset.id.chunk_iter(collect)
-    shape, chunks = dataset.shape, dataset.chunks
+    dataset.chunk_iter(collect)
     starts, masks, offsets, lengths = zip(*found, strict=True) if found else ((), (), (), ())
     coords = np.array(starts, dtype=np.int64).reshape(len(found), len(shape)) // np.array(chunks, dtype=np.int64)
+    columns = [np.array(column, dtype=np.int64) for column in (masks, offsets, lengths)]
     # Chunks beyond the shape stay in the file after a dataset was made smaller.
     inside = (coords < np.array(grid_shape(shape, chunks), dtype=np.int64)).all(axis=1)
-    columns = [np.array(column, dtype=np.int64)[inside] for column in (masks, offsets, lengths)]
-    return coords[inside].astype(np.uint32), columns[0], columns[1], columns[2]
+    if not inside.all():
+        coords, columns = coords[inside], [column[inside] for column in columns]
+    return coords.astype(np.uint32), columns[0], columns[1], columns[2]
