@@ -147,11 +147,13 @@ WORKLOADS = [
         "tiny commits",
         "What does one small change cost?",
         {"prepare": make_small_array, "500 commits": commit_tiny, "50 times open + read": open_and_read},
+        {"500 commits": 2, "50 times open + read": 1.5},
     ),
     Workload(
         "tiny commits, no fsync",
         "And if neither package waits for the disk?",
         {"prepare": make_small_array, "500 commits": commit_tiny_unsynced},
+        {"500 commits": 2},
     ),
     Workload(
         "5,000 nodes",
@@ -162,10 +164,12 @@ WORKLOADS = [
         "1 GiB in 1 MiB chunks",
         "Is bulk data as fast as the disk?",
         {"write": write_large, "read": read_large},
+        {"write": 1.5},
     ),
     Workload(
         "50,000 chunks of 4 KiB",
         "How much does a small chunk cost?",
         {"write + commit": write_small, "cold full read": read_small, "1,000 random reads": read_at_random},
+        {"1,000 random reads": 3},
     ),
 ]

@@ -51,6 +51,8 @@ class Workload:
     name: str
     question: str
     steps: Mapping[str, Step]
+    goals: Mapping[str, float] = field(default_factory=dict)
+    """The ratio of wall time, official / ours, that a step is to reach."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Row:
     step: str
     official: Measured | None
     ours: Measured
+    goal: float | None = None
 
 
 def run_workload(module: str, workload: Workload, scale: float, root: Path, rounds: int = 1) -> list[Row]:
@@ -90,7 +93,10 @@ def run_workload(module: str, workload: Workload, scale: float, root: Path, roun
                 key = (step, library)
                 if measured is not None and (key not in best or measured.seconds < best[key].seconds):
                     best[key] = measured
-    return [Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS]) for step in workload.steps]
+    return [
+        Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS], workload.goals.get(step))
+        for step in workload.steps
+    ]
 
 
 def _run_step(module: str, workload: str, step: str, library: str, folder: Path, scale: float) -> Measured | None:

@@ -156,10 +156,16 @@ WORKLOADS = [
         "1,000,000 references as objects",
         "What does a list of `VirtualChunkSpec` cost?",
         {"set + commit": commit_specs},
+        {"set + commit": 2},
     ),
     Workload("5,760 arrays in `dataset`", "And in our other generations?", {"commit": in_generation("dataset")}),
     Workload("5,760 arrays in `store`", "And in our other generations?", {"commit": in_generation("store")}),
-    Workload("5,760 arrays", "What do many arrays cost?", {"commit": commit_arrays, "open + read one": read_one_array}),
+    Workload(
+        "5,760 arrays",
+        "What do many arrays cost?",
+        {"commit": commit_arrays, "open + read one": read_one_array},
+        {"open + read one": 2},
+    ),
     Workload(
         "10,000,000 references",
         "How much memory does a very large write take?",

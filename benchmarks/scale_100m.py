@@ -178,10 +178,6 @@ def set_in_parts(case: Case, meter: Meter) -> None:
     meter.facts["manifests"] = len(repo.list_manifest_files(repo.lookup_branch("main")))
 
 
-MOST_IN_SESSION = 20_000_000
-"""A larger repository is written in parts only."""
-
-
 def read_first_chunk(case: Case, meter: Meter) -> None:
     """Open the repository and an array, and read a chunk."""
     with meter.timed():
@@ -327,13 +323,12 @@ class Run:
 
     def _wanted(self, layout: str, count: int, results: Results) -> list[str]:
         """The steps to run. Without a folder, those before a missing one run again: it needs what they wrote."""
-        possible = [step for step in self.steps if step != "set + commit" or count <= MOST_IN_SESSION]
         if not self.only_missing:
-            return possible
-        missing = [step for step in possible if f"{layout}/{count}/{step}" not in results]
+            return list(self.steps)
+        missing = [step for step in self.steps if f"{layout}/{count}/{step}" not in results]
         if self.folder is not None or not missing:
             return missing
-        return possible[: possible.index(missing[-1]) + 1]
+        return list(self.steps[: self.steps.index(missing[-1]) + 1])
 
     def _execute(self, case: Case, steps: list[str], results: Results) -> None:
         """Run steps on one repository. A step that fails or takes too long ends them."""

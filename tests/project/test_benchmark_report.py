@@ -9,9 +9,10 @@ from benchmarks import report
 from benchmarks.harness import Measured, Row
 
 
-def row(step: str, official: float | None, ours: float) -> Row:
+def row(step: str, official: float | None, ours: float, goal: float | None = None) -> Row:
     measured = Measured(ours, ours / 2, 100.0, 3, 0.0, {})
-    return Row("load", step, None if official is None else Measured(official, official, 200.0, 9, 1.0, {}), measured)
+    other = None if official is None else Measured(official, official, 200.0, 9, 1.0, {})
+    return Row("load", step, other, measured, goal)
 
 
 def test_a_run_replaces_its_block_and_nothing_else(tmp_path: Path) -> None:
@@ -26,12 +27,12 @@ def test_a_run_replaces_its_block_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_ratios_are_official_by_ours_and_a_missing_package_has_none(tmp_path: Path) -> None:
-    rows = [row("prepare", 1, 1), row("read", 3.0, 1.5), row("verify", None, 250.0), row("slow", 1.0, 2.0)]
+    rows = [row("prepare", 1, 1), row("read", 3.0, 1.5), row("verify", None, 250.0), row("slow", 1.0, 2.0, 1.5)]
     table = report.ratios(rows)
     assert table == [
-        ["load: read", "3.00", "1.50", "2.00", "4.00", "2.00", "-", "3.00"],
-        ["load: verify", "-", "250", "-", "-", "-", "-", "-"],
-        ["load: slow", "1.00", "2.00", "0.50", "1.00", "2.00", "-", "3.00"],
+        ["load: read", "3.00", "1.50", "2.00", "", "4.00", "2.00", "-", "3.00"],
+        ["load: verify", "-", "250", "-", "", "-", "-", "-", "-"],
+        ["load: slow", "1.00", "2.00", "0.50", "1.5", "1.00", "2.00", "-", "3.00"],
     ]
     text = report.markdown(report.COLUMNS, table)
     assert report.read_table(f"Some words.\n\n{text}\n\n![bars](ratios.svg)") == table
@@ -45,6 +46,6 @@ def test_the_page_names_the_commit_the_versions_and_the_load_of_its_figures() ->
     for part in ("commit `", "Python 3.", "zarr", "official package", "cores", "load of the machine was 1.5"):
         assert part in told
     page = report.PAGE.read_text()
-    for name in ("ratios", "growth"):
+    for name in ("ratios", "limits", "growth"):
         assert page.count(f"<!-- figures {name}: begin -->") == page.count(f"<!-- figures {name}: end -->") == 1
         assert "Measured at commit `" in report.read_block(report.PAGE, name)
