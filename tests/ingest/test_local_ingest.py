@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from icefloe.ingest.local_ingest import SessionSink, ingest_local
 from icefloe.ingest.parsers.registry import open_source
 from icefloe.ingest.plan import PlanView
 from icefloe.ingest.record import METADATA_KEY, explain_authorisation
+from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, intern_schemas, summarise_coordinate
 from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.write_tasks import run_task
 from icefloe.testing.synthetic_weather import write_month
@@ -180,3 +183,48 @@ def test_arrays_that_exist_are_not_written_over_unasked(tmp_path: Path) -> None:
     ingest_local(tmp_path / "a", repository)
     with pytest.raises(InvalidInputError, match="exists. Use append_dim"):
         ingest_local(tmp_path / "a", repository)
+
+
+def _similar_schemas(count: int, seed: int) -> Iterator[SourceSchema]:
+    """Schemas of files that were read one after the other: many parts are equal, and no part is the same object."""
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        variables = {
+            path: SourceVariable(path, ("x",), (4,), "<f4", (2,), attributes={"comment": f"{kind} " * 500})
+            for path, kind in zip(("/t", "/u"), random.integers(0, 3, 2).tolist(), strict=True)
+        }
+        coordinates = {
+            "/x": summarise_coordinate(np.arange(4.0)),
+            "/time": summarise_coordinate(np.array([number % 40], dtype=random.choice(["i4", "f8"]))),
+        }
+        groups = {"": {"title": "a" * int(random.integers(1, 3))}}
+        yield SourceSchema(SourceFile(f"file:///{number}.nc"), "netcdf3", variables, coordinates, groups)
+
+
+def _description(schema: SourceSchema) -> tuple[Any, ...]:
+    kept = {
+        path: (each.digest, None if each.values is None else (each.values.dtype.str, each.values.tolist()))
+        for path, each in schema.coordinates.items()
+    }
+    return schema.file, schema.variables, kept, schema.groups
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_schemas_that_share_their_parts_are_equal_to_those_that_were_read(seed: int) -> None:
+    shared = intern_schemas(_similar_schemas(700, seed))
+    assert [_description(each) for each in shared] == [_description(each) for each in _similar_schemas(700, seed)]
+    assert len({id(variable) for each in shared for variable in each.variables.values()}) == 6
+
+
+def test_schemas_share_their_parts_while_they_are_read() -> None:
+    tracemalloc.start()
+    try:
+        whole = len(list(_similar_schemas(4000, 1)))
+        unshared = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        shared = intern_schemas(_similar_schemas(4000, 1))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(shared) == whole
+    assert peak < unshared / 2

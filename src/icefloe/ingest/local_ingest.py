@@ -255,22 +255,30 @@ def read_schemas(
     files: Sequence[SourceFile], access: SourceAccess, format: str | None = None
 ) -> tuple[list[SourceSchema], list[SourceFailure]]:
     """Read the schemas of all files. Files that cannot be read are returned separately."""
-    found = _read_each(partial(try_schema, access=access, format=format), files, [file.url for file in files])
+    failures: list[SourceFailure] = []
+
+    def readable() -> Iterator[SourceSchema]:
+        for found in _read_each(partial(try_schema, access=access, format=format), files, [file.url for file in files]):
+            if isinstance(found, SourceFailure):
+                failures.append(found)
+            else:
+                yield found
+
     # Similar files share most of their schema.
-    schemas = intern_schemas((schema for schema in found if isinstance(schema, SourceSchema)), files)
-    return schemas, [failure for failure in found if isinstance(failure, SourceFailure)]
+    return intern_schemas(readable(), files), failures
 
 
-def _read_each(read: Callable[[T], R], sources: Sequence[T], urls: Sequence[str]) -> list[R]:
+def _read_each(read: Callable[[T], R], sources: Sequence[T], urls: Sequence[str]) -> Iterator[R]:
     """Call a function for each source. Several threads wait for remote files.
 
     Local files are read one after the other. Threads would only pass the locks of Python and of HDF5 to each other,
     which takes twice the processor time.
     """
     if all(local_path(url) is not None for url in urls):
-        return [read(source) for source in sources]
+        yield from map(read, sources)
+        return
     with ThreadPoolExecutor(PARSE_THREADS) as pool:
-        return list(pool.map(read, sources))
+        yield from pool.map(read, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +401,7 @@ class SourceComparison:
     def read(self, files: Sequence[PlacedFile], arrays: Mapping[str, ArrayPlan]) -> Sequence[Mapping[str, str]]:
         """Read and hash variables."""
         work = DigestWork(arrays, self.sources.access, self.format)
-        return _read_each(work, files, [file.file.url for file in files])
+        return list(_read_each(work, files, [file.file.url for file in files]))
 
     def _unknown(self, file: PlacedFile, arrays: Mapping[str, ArrayPlan]) -> PlacedFile:
         left = {p: v for p, v in file.variables.items() if (file.file.url, p, arrays[p].document) not in self.known}

@@ -454,23 +454,34 @@ VARIABLE_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVaria
 def intern_schemas(schemas: Iterable[SourceSchema], files: Iterable[SourceFile] = ()) -> list[SourceSchema]:
     """Return the same schemas, sharing equal variables, coordinates, groups and files to save memory.
 
-    What is shared already stays the same object. Files are shared with `files` too.
+    What is shared already stays the same object. Files are shared with `files` too. Schemas that are made while they
+    are read are dropped soon after, so that a long list is never in memory without sharing.
     """
-    interner, given = _Interner(files), list(schemas)  # objects are known by their identity, so they have to stay
-    return [interner.schema(schema) for schema in given]
+    interner, source = SchemaInterner(files), iter(schemas)
+    shared: list[SourceSchema] = []
+    while part := list(itertools.islice(source, _INTERNED_AT_ONCE)):
+        shared += interner.share(part)
+    return shared
 
 
 T = TypeVar("T")
+_INTERNED_AT_ONCE = 256
 
 
-class _Interner:
+class SchemaInterner:
     """Finds an equal value that was seen before. A value that is the same object again is not compared."""
 
-    def __init__(self, files: Iterable[SourceFile]) -> None:
+    def __init__(self, files: Iterable[SourceFile] = ()) -> None:
         self._same: dict[int, Any] = {}
         self._equal: dict[Any, Any] = {file: file for file in files}
 
-    def schema(self, schema: SourceSchema) -> SourceSchema:
+    def share(self, schemas: Sequence[SourceSchema]) -> list[SourceSchema]:
+        """Return the same schemas, sharing what they and earlier ones have in common."""
+        # Objects are known by their identity only while the caller holds them: another may have it afterwards.
+        self._same = {}
+        return [self._schema(schema) for schema in schemas]
+
+    def _schema(self, schema: SourceSchema) -> SourceSchema:
         shared = {
             "file": self._share(schema.file, lambda file: file),
             "variables": self._mapping(schema.variables, self._variable),

@@ -22,7 +22,7 @@ from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
-from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema, intern_schemas
+from icefloe.ingest.source_model import SchemaInterner, SourceFailure, SourceFile, SourceSchema, intern_schemas
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
 from icefloe.ingest.sync import SyncResult, SyncSettings, sync_sources
 from icefloe.ingest.sync_plan import SyncPlan
@@ -45,7 +45,16 @@ from icefloe.spark.ingest_commit import (
     staging_branch,
 )
 from icefloe.spark.maintenance import analyze
-from icefloe.spark.tasks import SparkJob, WriteJob, arrow_table, link, parallelism, run_tasks, write_with_tasks
+from icefloe.spark.tasks import (
+    SparkJob,
+    WriteJob,
+    arrow_table,
+    iterate_tasks,
+    link,
+    parallelism,
+    run_tasks,
+    write_with_tasks,
+)
 from icefloe.storage.build import in_memory_storage, storage_from_url
 
 _MOST_FILES_PER_TASK = 128
@@ -109,9 +118,11 @@ def fetch_schemas(
     step = min(_MOST_FILES_PER_TASK, -(-len(files) // (parallelism(spark) * _TASKS_PER_CORE)))
     batches = [files[start : start + step] for start in range(0, len(files), step)]
     job = SparkJob(_ReadSchemas(access, format), f"reading {len(files):,} schemas", shown)
-    answers = run_tasks(spark, job, batches)
-    found = intern_schemas((s for schemas, _ in answers for s in schemas), files)
-    return found, [f for _, failures in answers for f in failures]
+    interner, found, failures = SchemaInterner(files), list[SourceSchema](), list[SourceFailure]()
+    for schemas, failed in iterate_tasks(spark, job, batches):
+        found += interner.share(schemas)
+        failures += failed
+    return found, failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,17 +131,26 @@ def run_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -
     >>> run_tasks(spark, SparkJob(len, "measure texts"), ["a", "bc"])  # doctest: +SKIP
     [1, 2]
     """
+    return list(iterate_tasks(spark, job, payloads))
+
+
+def iterate_tasks(spark: SparkSession, job: SparkJob[T, R], payloads: Sequence[T]) -> Iterator[R]:
+    """Run a job as `run_tasks` does, and return one result after the other.
+
+    Results wait as pickled bytes. The caller decides how much of each stays in memory.
+    """
     if not payloads:
-        return []
+        return
     function = cloudpickle.dumps(job.run)
-    outcomes: list[Any] = []
+    run = run_partitions if is_classic(spark) else run_rows
     with watched(spark, JobMeter(job.description, len(payloads), job.bytes, job.shown)):
         for wave in _waves(payloads):
-            outcomes += _run_wave(spark, function, wave, job.description)
-            for outcome in outcomes[-len(wave) :]:
+            waiting = run(spark, function, wave, job.description)[::-1]
+            while waiting:
+                outcome = pickle.loads(waiting.pop())
                 if isinstance(outcome, TaskFailure):
                     raise outcome.error
-    return outcomes
+                yield outcome
 
 
 @contextmanager
@@ -163,11 +172,6 @@ def _waves(payloads: Sequence[Any]) -> Iterator[list[bytes]]:
         wave.append(packed)
         size += len(packed)
     yield wave
-
-
-def _run_wave(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[Any]:
-    run = run_partitions if is_classic(spark) else run_rows
-    return [pickle.loads(outcome) for outcome in run(spark, function, packed, description)]
 
 
 def run_partitions(spark: SparkSession, function: bytes, packed: list[bytes], description: str) -> list[bytes]:
