@@ -101,6 +101,7 @@ def run_workload(module: str, workload: Workload, scale: float, root: Path, roun
 
 def _run_step(module: str, workload: str, step: str, library: str, folder: Path, scale: float) -> Measured | None:
     before = _usage(folder)
+    os.sync()  # what the other library has left to be written must not slow down this one
     command = [sys.executable, "-m", "benchmarks.harness", module, workload, step, library, str(folder), str(scale)]
     # Installed packages have their bytecode. Without it, the first use of a module would compile it.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

@@ -163,9 +163,9 @@ def publish_ratios(rows: Sequence[Row], load: tuple[float, float, float], *, run
     if scale != 1:
         best += f" The data had {scale:g} times the size that the names say."
     text = (
-        f"{where_measured(load)} {best} Every step runs in a process of its own, and the packages take turns. All "
-        "columns after the seconds are ratios, official / Icefloe: more than 1 is better. Some steps have a goal for "
-        "the ratio by the clock.\n\n"
+        f"{where_measured(load)} {best} Every step runs in a process of its own, and the packages take turns. "
+        "Before a step, everything is written to the disk (`sync`). All columns after the seconds are ratios, official "
+        "/ Icefloe: more than 1 is better. Some steps have a goal for the ratio by the clock.\n\n"
         f"{markdown(COLUMNS, ratios(rows))}\n\n"
         "![Wall time of the official package divided by that of Icefloe, as bars](images/ratios.svg)"
     )
