@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 import zarr
@@ -29,6 +30,7 @@ from formats.repository_examples import (
 from icefloe.errors import FormatError
 from icefloe.formats.header import HEADER_BYTES, decompress
 from icefloe.formats.repository import FORMAT
+from icefloe.formats.repository import snapshot as snapshot_format
 from icefloe.formats.repository.snapshot import MetadataElsewhere, format_time, parse_time
 from icefloe.ids import new_node_id, new_object_id
 from icefloe.model.snapshot import ArrayNode, GroupNode, Snapshot, SnapshotInfo, TransactionLog
@@ -197,6 +199,37 @@ def test_a_snapshot_of_5760_arrays_opens_at_once() -> None:
         seconds.append(time.process_time() - start)
     assert min(seconds) < 0.2  # 0.01 on an idle machine
     assert decoded.nodes["/g/77"] == nodes["/g/77"]
+
+
+_BOUND = st.one_of(st.integers(-1, 9), st.sampled_from([2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1]))
+_BOX = st.lists(st.lists(_BOUND, min_size=2, max_size=2).map(sorted), min_size=2, max_size=2)
+
+
+@given(st.lists(_BOX, max_size=3), st.sampled_from([None, "id", "text", "rank", "empty", "order", "bounds"]))
+def test_many_manifests_of_an_array_are_read_as_few_are(boxes: list[list[list[int]]], odd: str | None) -> None:
+    """One by one or all at once: the same references, or the same error."""
+    usual = [[new_object_id(), [[number, 0], [number + 1, 4]]] for number in range(70)]
+    wire: list[Any] = [*usual, *([new_object_id(), [list(ends) for ends in zip(*box, strict=True)]] for box in boxes)]
+    changes: dict[str, Any] = {
+        "id": [new_object_id().lower(), usual[0][1]],
+        "text": ["not an id", usual[0][1]],
+        "rank": [new_object_id(), [[0], [4]]],
+        "empty": [new_object_id(), []],
+        "order": [new_object_id(), [[5, 0], [4, 4]]],
+        "bounds": [new_object_id(), [[0, 0], [4, 4], [4, 4]]],
+    }
+    wire += [] if odd is None else [changes[odd]]
+    raw = msgspec.Raw(msgpack.packb(wire))
+
+    def read(at_once: int) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(snapshot_format, "_MANY_MANIFESTS", at_once)
+            try:
+                return snapshot_format._decode_manifests(raw, snapshot_format._SharedValues())
+            except (FormatError, *snapshot_format.MALFORMED) as error:
+                return type(error), str(error)
+
+    assert read(1) == read(10**9)
 
 
 def test_a_node_under_the_path_of_another_is_refused() -> None:

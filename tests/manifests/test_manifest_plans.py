@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from icefloe.manifests import cells
 from icefloe.manifests.cells import (
     ArrayEdits,
+    Cutting,
     PartRef,
+    Regions,
     box_array,
     cell_shape,
     in_boxes,
     join_boxes,
+    list_items,
     overlapping_pairs,
+    plan_few_edits,
+    plan_regions,
 )
 from icefloe.manifests.chunk_columns import table_from_columns
 from icefloe.manifests.manifest_plan import (
@@ -309,6 +315,85 @@ def test_appending_along_any_dimension_touches_only_the_last_cells() -> None:
             assert all(ref.extents[axis][1] == start for ref in rewritten), (axis, step)
             assert len(plan.fetch) <= 4
         assert sum(repo.infos[r.manifest_id].num_chunk_refs for r in repo.nodes[key].manifests) == math.prod(grid)
+
+
+def _halves(draw: st.DrawFn, box: Extents, depth: int) -> list[Extents]:
+    """A box, or its parts after some cuts, without those that are left out."""
+    choice = draw(st.integers(0, 9))
+    if choice == 0:
+        return []
+    axis = draw(st.integers(0, len(box) - 1))
+    first, end = box[axis]
+    if choice <= 2 or depth == 0 or end - first < 2:
+        return [box]
+    cut = draw(st.integers(first + 1, end - 1))
+    sides = [
+        tuple((a, b) if at != axis else side for at, (a, b) in enumerate(box)) for side in ((first, cut), (cut, end))
+    ]
+    return [each for side in sides for each in _halves(draw, side, depth - 1)]
+
+
+@st.composite
+def cut_arrays(draw: st.DrawFn) -> tuple[ArrayNode, dict[str, ManifestFileInfo]]:
+    """An array whose manifests do not overlap, of any size and in any order."""
+    grid = tuple(draw(st.lists(st.integers(1, 24), min_size=1, max_size=2)))
+    boxes = draw(st.permutations(_halves(draw, tuple((0, n) for n in grid), 5)))
+    refs = tuple(ManifestRef(f"m{number}", box) for number, box in enumerate(boxes))
+    counts = draw(st.lists(st.integers(0, 30), min_size=len(refs), max_size=len(refs)))
+    infos = {
+        ref.manifest_id: ManifestFileInfo(ref.manifest_id, 10, min(count, cells.volume(ref.extents)))
+        for ref, count in zip(refs, counts, strict=True)
+    }
+    return ArrayNode(b"a" * 8, "/a", b"", grid, grid, manifests=refs), infos
+
+
+def _described(regions: Regions) -> tuple[object, ...]:
+    rows = [
+        None if each.rows is None else np.arange(10_000)[each.rows].tolist()  # a slice, or numbers of rows
+        for each in regions.slices
+    ]
+    return regions, rows
+
+
+@settings(max_examples=300, deadline=None)
+@given(cut_arrays(), st.sampled_from([1, 2, 4, 16, 64, None]), st.booleans(), st.data())
+def test_a_plan_of_few_edits_is_that_of_all_manifests(
+    array: tuple[ArrayNode, dict[str, ManifestFileInfo]], limit: int | None, has_shape: bool, data: st.DataObject
+) -> None:
+    node, infos = array
+    shape = tuple(data.draw(st.integers(1, 8)) for _ in node.grid) if has_shape else None
+    chunk = st.tuples(*(st.integers(0, n - 1) for n in node.grid))
+    coords = data.draw(st.lists(chunk, min_size=1, max_size=6, unique=True))
+    change = ArrayEdits(table_from_rows(sorted((each, reference()) for each in coords), len(node.grid)))
+    cutting = Cutting(shape, limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "_MANY_MANIFESTS", 1)
+        found = plan_few_edits(node, change, infos, cutting)
+    if not node.manifests:
+        assert found is None
+    else:
+        assert found is not None
+        assert _described(found) == _described(plan_regions(node, change, list_items(node, change, infos), cutting))
+
+
+def test_few_edits_need_manifests_that_do_not_overlap_and_are_inside_of_the_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cells, "_MANY_MANIFESTS", 1)
+    change = ArrayEdits(table_from_rows([((1,), reference())], 1))
+    for boxes, is_planned in (
+        ([((0, 4),), ((4, 8),)], True),
+        ([((0, 5),), ((4, 8),)], False),
+        ([((0, 4),), ((4, 9),)], False),
+        ([((0, 4),), ((6, 6),)], False),
+        ([((0, 4),), ()], False),
+    ):
+        refs = tuple(ManifestRef(f"m{number}", box) for number, box in enumerate(boxes))
+        node = ArrayNode(b"a" * 8, "/a", b"", (8,), (8,), manifests=refs)
+        assert (plan_few_edits(node, change, {}, Cutting(None, 4)) is not None) == is_planned
+    clipped = dataclasses.replace(change, base_box=((0, 8),))
+    node = ArrayNode(b"a" * 8, "/a", b"", (8,), (8,), manifests=(ManifestRef("m", ((0, 8),)),))
+    assert plan_few_edits(node, clipped, {}, Cutting(None, 4)) is None
 
 
 @given(st.integers(1, 5000), st.lists(st.integers(1, 300), min_size=1, max_size=3), st.integers(0, 300))

@@ -8,6 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -463,12 +464,8 @@ def list_items(
         box = visible if unknown else intersect(ref.extents, visible)
         if volume(box) == 0:
             continue
-        info = infos.get(ref.manifest_id)
-        most = volume(box)
-        # Early generations do not record the number of references of a manifest.
-        count = min(most, info.num_chunk_refs) if info is not None and info.num_chunk_refs else most
         forced = change.base_box is not None if unknown else box != ref.extents
-        items.append(LinkedManifest(-1 - index, ref, box, count, forced))
+        items.append(LinkedManifest(-1 - index, ref, box, _most_references(box, infos.get(ref.manifest_id)), forced))
     for index, part in enumerate(change.parts):
         box = part.extents if part.extents or not node.grid else whole
         inside = intersect(box if part.visible is None else intersect(box, part.visible), whole)
@@ -479,6 +476,12 @@ def list_items(
     if reusable and len(items) > 1:
         reusable = len(overlapping_pairs(box_array([item.box for item in items], len(node.grid)))) == 0
     return LinkedManifests(tuple(items), reusable)
+
+
+def _most_references(box: Extents, info: ManifestFileInfo | None) -> int:
+    """The largest number of references that a manifest can have in a box."""
+    # Early generations do not record the number of references of a manifest.
+    return min(volume(box), info.num_chunk_refs) if info is not None and info.num_chunk_refs else volume(box)
 
 
 CellShape = tuple[int, ...]
@@ -608,17 +611,79 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, c
         shape, cells = cut_rows(node, change.table, shape, cutting)
     if not cells and listed.reusable:
         return _regions(items, [])
-    groups = _Groups(items, cells, len(node.grid))
-    groups.join_edits(shape, cutting.limit)
-    groups.join_overlaps()
     slices: list[OutputSlice] = []
     carried_over: list[LinkedManifest] = []
-    for members, edited in groups.components():
+    for members, edited in _group(items, cells, shape, cutting.limit):
         if len(members) == 1 and not edited and not members[0].forced:
             carried_over += members
         else:
             slices += _cut(node, members, edited, shape, cutting)
     return _regions(carried_over, slices)
+
+
+_MANY_MANIFESTS = 64
+
+
+def plan_few_edits(
+    node: ArrayNode, change: ArrayEdits, infos: Mapping[ObjectId, ManifestFileInfo], cutting: Cutting
+) -> Regions | None:
+    """Plan edits of a few cells of an array with many manifests, without a look at each. None for other edits.
+
+    The result is that of `plan_regions`. No two manifests overlap, so a manifest that no group of edits reaches stays.
+    """
+    refs, table = node.manifests, change.table
+    if len(refs) < _MANY_MANIFESTS or table is None or change.parts or change.base_box is not None:
+        return None
+    if not all(ref.extents for ref in refs):
+        return None
+    boxes = box_array([ref.extents for ref in refs], len(node.grid))
+    is_inside = (boxes[:, :, 0] < boxes[:, :, 1]).all() and (boxes[:, :, 1] <= np.array(node.grid)).all()
+    if not is_inside or len(overlapping_pairs(boxes)):
+        return None
+    shape, cells = cut_rows(node, table, cutting.shape_for(node, boxes), cutting)
+    if not 0 < len(cells) <= _FEW_CELLS:
+        return None
+    is_near = _overlap_any(boxes, box_array([cell_box(cell.cell, shape) for cell in cells], len(node.grid)))
+    while True:
+        near = np.flatnonzero(is_near).tolist()
+        items = [
+            LinkedManifest(
+                -1 - index,
+                refs[index],
+                refs[index].extents,
+                _most_references(refs[index].extents, infos.get(refs[index].manifest_id)),
+                forced=False,
+            )
+            for index in near
+        ]
+        groups = [each for each in _group(items, cells, shape, cutting.limit) if each[1]]
+        reached = box_array([_group_box(node, *each) for each in groups], len(node.grid))
+        is_reached = _overlap_any(boxes, reached)
+        if not (is_reached & ~is_near).any():
+            break
+        is_near |= is_reached
+    changed = {item.layer for members, _ in groups for item in members}
+    kept = sorted((ref for i, ref in enumerate(refs) if -1 - i not in changed), key=attrgetter("extents"))
+    slices = [each for members, edited in groups for each in _cut(node, members, edited, shape, cutting)]
+    return Regions(tuple(kept), (), tuple(slices))
+
+
+def _overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
+    """Whether each box shares a chunk with any of some other boxes, which are few."""
+    found = np.zeros(len(boxes), dtype=bool)
+    for other in others:
+        found |= ((boxes[:, :, 0] < other[:, 1]) & (boxes[:, :, 1] > other[:, 0])).all(axis=1)
+    return found
+
+
+def _group(
+    items: Sequence[LinkedManifest], cells: Sequence[CellRows], shape: CellShape, limit: int | None
+) -> list[tuple[list[LinkedManifest], list[CellRows]]]:
+    """The manifests and edited cells that are written together."""
+    groups = _Groups(items, cells, len(shape))
+    groups.join_edits(shape, limit)
+    groups.join_overlaps()
+    return groups.components()
 
 
 def cut_rows(
@@ -681,9 +746,7 @@ def _cut(
     node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows], shape: CellShape, cutting: Cutting
 ) -> list[OutputSlice]:
     """The pieces of one group: one if it is small enough, else one for each of its cells."""
-    boxes = [item.box for item in members] + [part.box for part in edited]
-    array = box_array(boxes, len(node.grid))
-    box = to_extents(bounding_boxes(array, np.zeros(len(boxes), dtype=np.int64), 1)[0])
+    box = _group_box(node, members, edited)
     count = sum(item.count for item in members) + sum(part.count for part in edited)
     fits = cutting.limit is not None and count <= cutting.limit
     if fits or not _listable(box, count, shape, cutting.limit):
@@ -697,6 +760,12 @@ def _cut(
         _output_slice(node, intersect(cell_box(cell, shape), box), items, rows.get(cell), cutting.limit)
         for cell, items in sorted(meeting.items())
     ]
+
+
+def _group_box(node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows]) -> Extents:
+    """The smallest box around a group."""
+    boxes = box_array([item.box for item in members] + [part.box for part in edited], len(node.grid))
+    return to_extents(bounding_boxes(boxes, np.zeros(len(boxes), dtype=np.int64), 1)[0])
 
 
 def _join_rows(rows: Sequence[Rows]) -> Rows | None:

@@ -32,6 +32,7 @@ from icefloe.manifests.cells import (
     halve,
     intersect,
     list_items,
+    plan_few_edits,
     plan_recut,
     plan_regions,
 )
@@ -449,16 +450,18 @@ def _plan(
     modified: set[NodeId] = set()
     for key in sorted(edits.keys() | repacked, key=lambda k: nodes[k].path):
         node, change, cutting = nodes[key], edits.get(key, ArrayEdits()), places[key].cutting
-        listed = list_items(node, change, infos)
-        has_rows = change.table is not None and len(change.table) > 0
-        if cutting is None and (has_rows or key in repacked or not listed.reusable):
-            modified.add(key)
-            kept[key] = ()
-            continue
-        if key in repacked and cutting is not None:
-            regions = plan_recut(node, listed, cutting, shared)
-        else:
-            regions = plan_regions(node, change, listed, cutting or Cutting(None, None))
+        regions = None if cutting is None or key in repacked else plan_few_edits(node, change, infos, cutting)
+        if regions is None:
+            listed = list_items(node, change, infos)
+            has_rows = change.table is not None and len(change.table) > 0
+            if cutting is None and (has_rows or key in repacked or not listed.reusable):
+                modified.add(key)
+                kept[key] = ()
+                continue
+            if key in repacked and cutting is not None:
+                regions = plan_recut(node, listed, cutting, shared)
+            else:
+                regions = plan_regions(node, change, listed, cutting or Cutting(None, None))
         outputs += [PlannedManifest(places[key].target, (slice_,)) for slice_ in regions.slices]
         kept[key] = regions.kept
         linked += regions.linked

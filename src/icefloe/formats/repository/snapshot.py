@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import itertools
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import FormatError, InvalidInputError
@@ -438,6 +440,7 @@ _MANIFESTS = msgspec.msgpack.Decoder(list[tuple[WireId, list[list[int]]]])
 _REF = msgspec.msgpack.Decoder(tuple[WireId, int])
 _ANY = msgspec.msgpack.Decoder()
 _MAX_INDEX = 2**32 - 1
+_MANY_MANIFESTS = 64
 _MOST_KNOWN = 4096
 
 
@@ -536,10 +539,30 @@ def _decode_manifests(wire: msgspec.Raw, shared: _SharedValues) -> tuple[Manifes
     key = bytes(wire)
     known = shared.manifests.get(key)
     if known is None:
-        known = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in _MANIFESTS.decode(wire))
+        found = _MANIFESTS.decode(wire)
+        known = None if len(found) < _MANY_MANIFESTS else _parse_usual_manifests(found)
+        known = known or tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in found)
         if len(shared.manifests) < _MOST_KNOWN:
             shared.manifests[key] = known
     return known
+
+
+def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]]) -> tuple[ManifestRef, ...] | None:
+    """Manifests of a large array as this library writes them, all at once. None if one has another form."""
+    ids, boxes = zip(*found, strict=True)
+    if set(map(type, ids)) != {str} or set(map(len, boxes)) != {2} or not are_canonical_ids(ids):
+        return None
+    bounds = list(itertools.chain.from_iterable(boxes))
+    if len(set(map(len, bounds))) != 1:
+        return None
+    try:
+        ends = np.fromiter(itertools.chain.from_iterable(bounds), np.int64).reshape(len(boxes), 2, -1)
+    except OverflowError:
+        return None
+    if not ((ends[:, 0] >= 0) & (ends[:, 0] <= ends[:, 1]) & (ends[:, 1] <= _MAX_INDEX + 1)).all():
+        return None
+    extents = [tuple(zip(*box, strict=True)) for box in boxes]
+    return tuple(map(ManifestRef, ids, extents))
 
 
 def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, shared: _SharedValues) -> _Described:
@@ -800,14 +823,11 @@ class _Links:
     def encode(self, manifests: tuple[ManifestRef, ...]) -> bytes:
         known = self._known.get(id(manifests))
         if known is None:
-            encoded = _ENCODER.encode([[ref.manifest_id, _encode_extents(ref.extents)] for ref in manifests])
+            # [first per dimension], [end per dimension]; [] covers everything.
+            encoded = _ENCODER.encode([(ref.manifest_id, tuple(zip(*ref.extents, strict=True))) for ref in manifests])
             # Keep the tuple too: while it exists, no other object has its id().
             known = self._known[id(manifests)] = (manifests, encoded)
         return known[1]
-
-
-def _encode_extents(extents: Extents) -> list[list[int]]:
-    return [[first for first, _ in extents], [end for _, end in extents]] if extents else []
 
 
 class _SplitDocuments:
