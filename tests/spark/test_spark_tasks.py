@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,53 @@ def test_one_chunk_from_two_tasks_is_refused_naming_both(spark: Any, tmp_path: P
     written = write_with_tasks(spark, session, WriteJob(write, "clashing"), [1, 2])
     with pytest.raises(InvalidInputError, match="task 0 of clashing.*task 1 of clashing"):
         link(session, written)
+
+
+class _StartedAfter(Future[None]):
+    """Workers that have started after some questions."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self._left = questions
+
+    def done(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("here", [0, 2, 4])
+def test_the_driver_writes_until_the_workers_have_started(spark: Any, tmp_path: Path, here: int) -> None:
+    repository = _repository(tmp_path / "repo")
+    session, driver = repository.writable_session("main"), os.getpid()
+
+    def write(open_fork: OpenFork, number: int) -> tuple[Any, bool]:
+        fork = open_fork()
+        zarr.open_array(fork.store, path="x", mode="r+")[number * 10 : number * 10 + 10] = number + 1
+        return fork, os.getpid() == driver
+
+    written = write_with_tasks(spark, session, WriteJob(write, "writing"), [0, 1, 2, 3], _StartedAfter(here))
+    assert link(session, written) == [number < here for number in range(4)]
+    session.commit("written")
+    values = zarr.open_array(repository.readonly_session("main").store, path="x", mode="r")[:]
+    np.testing.assert_array_equal(values, np.repeat([1, 2, 3, 4], 10))
+
+
+def test_spark_reports_the_error_of_a_task_that_failed_in_the_driver(spark: Any, tmp_path: Path) -> None:
+    repository = _repository(tmp_path / "repo")
+    driver = os.getpid()
+
+    def write(open_fork: OpenFork, number: int) -> Any:
+        if number == 1 and os.getpid() == driver:
+            raise OSError("the driver has no access")
+        if number == 2:
+            raise InvalidInputError("number 2 is wrong")
+        return open_fork(), os.getpid() == driver
+
+    session = repository.writable_session("main")
+    with pytest.raises(InvalidInputError, match="number 2"):
+        write_with_tasks(spark, session, WriteJob(write, "writing"), [0, 1, 2], Future())
+    written = write_with_tasks(spark, session, WriteJob(write, "writing"), [0, 1], Future())
+    assert link(session, written) == [True, False]
 
 
 def test_descriptors_do_not_grow_with_the_chunks(spark: Any, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -75,18 +76,32 @@ class _ReadSchemas:
         return read_schemas(files, self.access, self.format)
 
 
-def _start_in_thread(start: Callable[[], SparkSession]) -> Future[SparkSession]:
-    """Start Spark and its Python workers in a thread."""
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """Spark while it starts."""
 
-    def run() -> SparkSession:
-        session = start()
+    session: Future[SparkSession]
+    workers: Future[None]
+    """Done when the Python workers have started too."""
+
+
+def _start_in_thread(start: Callable[[], SparkSession]) -> _Starting:
+    """Start Spark and its Python workers in a thread."""
+    connected: Future[SparkSession] = Future()
+
+    def run() -> None:
+        try:
+            session = start()
+        except BaseException as error:
+            connected.set_exception(error)
+            raise
+        connected.set_result(session)
         run_tasks(session, SparkJob(_load_modules, "starting workers", shown=False), list(range(parallelism(session))))
-        return session
 
     pool = ThreadPoolExecutor(1)
-    starting = pool.submit(run)
+    workers = pool.submit(run)
     pool.shutdown(wait=False)
-    return starting
+    return _Starting(connected, workers)
 
 
 def _load_modules(_: int) -> None:
@@ -96,7 +111,7 @@ def _load_modules(_: int) -> None:
 
 
 def read_while_starting(
-    starting: Future[SparkSession], files: Sequence[SourceFile], access: SourceAccess, format: str | None
+    starting: Future[Any], files: Sequence[SourceFile], access: SourceAccess, format: str | None
 ) -> tuple[int, Schemas]:
     """Read schemas in this process until Spark has started. Return the number of files, and what was read."""
     done = 0
@@ -321,10 +336,12 @@ def ingest(
         if not files:
             tip = publish_batches(repository, branch, staging)
             return IngestOutcome(job_id, None, tip, known, seconds=time.monotonic() - started)
+    workers: Future[None] | None = None
     if callable(spark):
         starting = _start_in_thread(spark)
-        count, (schemas, failures) = read_while_starting(starting, files, access, options.format)
-        session = starting.result()
+        workers = starting.workers
+        count, (schemas, failures) = read_while_starting(workers, files, access, options.format)
+        session = starting.session.result()
     else:
         count, schemas, failures, session = 0, [], [], spark
     found_late, failed_late = fetch_schemas(session, files[count:], access, options.format, progress)
@@ -340,12 +357,25 @@ def ingest(
             job_id, plan, None, known - len(files), failures=found.failures, seconds=time.monotonic() - started
         )
     job = IngestJob(
-        job_id, repository, branch, found, access, message, tuple(containers), rebase_with, metadata, progress, allowed
+        job_id,
+        repository,
+        branch,
+        found,
+        access,
+        message,
+        tuple(containers),
+        rebase_with,
+        metadata,
+        progress,
+        allowed,
+        starting=workers,
     )
     commits = commit_with_retry(session, job) if batch is None else commit_in_batches(session, job, staging, batch)
     if statistics:
         for written in sorted({path.rpartition("/")[0] for path in commits.plan.arrays}):
             analyze(session, repository, group=written, snapshot_id=commits.snapshot_id, progress=progress)
+    if workers is not None:
+        wait_for([workers])  # the caller may stop Spark
     late = {f.file.url: f for report in commits.reports for f in report.failures}
     return IngestOutcome(
         job_id=job_id,

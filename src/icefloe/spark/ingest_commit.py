@@ -11,6 +11,7 @@ import random
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -275,6 +276,8 @@ class IngestJob:
     """Further locations from which virtual coordinates of the repository may be read."""
     digests: dict[tuple[str, str, bytes], str] = field(default_factory=dict)
     """Hashes of variables that were compared, by URL, array path and array document."""
+    starting: Future[Any] | None = None
+    """Done when the workers of Spark have started. The driver runs tasks that write references until then."""
 
     @property
     def options(self) -> IngestOptions:
@@ -373,7 +376,10 @@ def _attempt(spark: SparkSession, job: IngestJob, options: IngestOptions, before
         return _Attempt(plan, session, existing, tuple(moved), before.reports)
     work = IngestWork(plan.arrays, job.access, options.format, options.on_error)
     description = f"ingesting {len(plan.sources):,} sources ({options.mode})"
-    written = write_with_tasks(spark, session, WriteJob(work, description, job.shown, plan.total_bytes), plan.tasks)
+    writing = WriteJob(work, description, job.shown, plan.total_bytes)
+    # Tasks that write values may need much memory.
+    starting = job.starting if options.mode == "virtual" else None
+    written = write_with_tasks(spark, session, writing, plan.tasks, starting)
     session.link_parts([each.parts for each in written])
     return _Attempt(plan, session, existing, tuple(written), tuple(each.result for each in written))
 

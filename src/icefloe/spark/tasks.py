@@ -7,6 +7,7 @@ import pickle
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -446,12 +447,34 @@ class _WriteTask(Generic[T, R]):
 
 
 def write_with_tasks(
-    spark: SparkSession, session: Session, job: WriteJob[T, R], payloads: Sequence[T]
+    spark: SparkSession,
+    session: Session,
+    job: WriteJob[T, R],
+    payloads: Sequence[T],
+    starting: Future[Any] | None = None,
 ) -> list[TaskOutput[R]]:
-    """Run writing tasks. Their output is not referenced until `link` is called."""
+    """Run writing tasks. Their output is not referenced until `link` is called.
+
+    As long as the workers of Spark are `starting`, this process runs tasks, one after the other.
+    """
     task = _WriteTask(pickle.dumps(Session.fork(session)), job.work, job.description)
     plain = SparkJob(task, job.description, job.shown, job.bytes)
-    return run_tasks(spark, plain, list(enumerate(payloads)))
+    numbered = list(enumerate(payloads))
+    here = [] if starting is None else _run_until(starting, task, numbered)
+    return [*here, *run_tasks(spark, plain, numbered[len(here) :])]
+
+
+def _run_until(ready: Future[Any], run: Callable[[T], R], payloads: Sequence[T]) -> list[R]:
+    """Results of the first payloads. Stops when a future is done, or at the first error."""
+    results: list[R] = []
+    for payload in payloads:
+        if ready.done():
+            break
+        try:
+            results.append(run(payload))
+        except Exception:  # noqa: BLE001 - Spark runs this task again, and reports its error
+            break
+    return results
 
 
 def link(session: Session, written: Sequence[TaskOutput[R]]) -> list[R]:
