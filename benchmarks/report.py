@@ -133,8 +133,16 @@ def draw_ratios(table: Sequence[Sequence[str]], target: Path) -> None:
     values = [value for _, value in shown]
     colours = [BLUE if value >= 1 else RED for value in values]
     bars = axes.barh(range(len(shown)), [value - 1 for value in values], 0.7, left=1, color=colours)
-    axes.bar_label(bars, [f"{value:.1f}" for value in values], padding=3, fontsize=8)
+    for place, (bar, value) in enumerate(zip(bars, values, strict=True)):
+        # The label is behind the mark of a goal that is just ahead of the bar.
+        goal = goals.get(place, 0.0)
+        end = max(value, goal) if value >= goal / 1.4 else value
+        side, away = ("left", 3) if value >= 1 else ("right", -3)
+        at = (end, bar.get_y() + bar.get_height() / 2)
+        shift: Any = {"xytext": (away, 0), "textcoords": "offset points", "ha": side, "va": "center"}
+        axes.annotate(f"{value:.1f}", at, fontsize=8, **shift)
     axes.set_yticks(range(len(shown)), [name for name, _ in shown], fontsize=8)
+    axes.margins(y=0.01)
     axes.set_xscale("log")
     axes.set_xlim(min([0.5, *(value / 1.5 for value in values)]), max([2, *values]) * 1.8)
     axes.xaxis.set_major_formatter("{x:g}")
