@@ -8,13 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
+from tests.spark.starting import StartedAfter
 
 from icefloe import Repository
 from icefloe.errors import ConflictError, FormatError, InvalidInputError
@@ -37,24 +37,12 @@ def _record(repository: Repository, branch: str = "main") -> Any:
     return next(iter(repository.ancestry(branch=branch))).metadata[METADATA_KEY]
 
 
-class _Starting(Future[Any]):
-    """A session that has started after some questions."""
-
-    def __init__(self, questions: int) -> None:
-        super().__init__()
-        self._left = questions
-
-    def done(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
 @pytest.mark.parametrize("questions", [0, 1, 2, 9])
 def test_the_driver_reads_files_until_spark_has_started(tmp_path: Path, questions: int) -> None:
     write_month(tmp_path, days=10, hours_per_file=6, **GRID)
     (tmp_path / "weather-20200105-broken.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
     files = expand_sources(tmp_path)
-    count, (schemas, failures) = read_while_starting(_Starting(questions), files, SourceAccess(), None)
+    count, (schemas, failures) = read_while_starting(StartedAfter(questions), files, SourceAccess(), None)
     assert count == min(len(files), 16 * questions)
     expected, failed = read_schemas(files[:count], SourceAccess())
     assert (list(map(repr, schemas)), failures) == (list(map(repr, expected)), failed)

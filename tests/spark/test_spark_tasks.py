@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import zarr
 from pyspark import TaskContext
+from tests.spark.starting import StartedAfter
 
 from icefloe import Repository, s3_storage
 from icefloe.errors import InvalidInputError, StorageError
@@ -105,18 +106,6 @@ def test_one_chunk_from_two_tasks_is_refused_naming_both(spark: Any, tmp_path: P
         link(session, written)
 
 
-class _StartedAfter(Future[None]):
-    """Workers that have started after some questions."""
-
-    def __init__(self, questions: int) -> None:
-        super().__init__()
-        self._left = questions
-
-    def done(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
 @pytest.mark.parametrize("here", [0, 2, 4])
 def test_the_driver_writes_until_the_workers_have_started(spark: Any, tmp_path: Path, here: int) -> None:
     repository = _repository(tmp_path / "repo")
@@ -127,7 +116,7 @@ def test_the_driver_writes_until_the_workers_have_started(spark: Any, tmp_path: 
         zarr.open_array(fork.store, path="x", mode="r+")[number * 10 : number * 10 + 10] = number + 1
         return fork, os.getpid() == driver
 
-    written = write_with_tasks(spark, session, WriteJob(write, "writing"), [0, 1, 2, 3], _StartedAfter(here))
+    written = write_with_tasks(spark, session, WriteJob(write, "writing"), [0, 1, 2, 3], StartedAfter(here))
     assert link(session, written) == [number < here for number in range(4)]
     session.commit("written")
     values = zarr.open_array(repository.readonly_session("main").store, path="x", mode="r")[:]
