@@ -33,7 +33,17 @@ from icefloe.formats.repository import FORMAT
 from icefloe.formats.repository import snapshot as snapshot_format
 from icefloe.formats.repository.snapshot import MetadataElsewhere, format_time, parse_time
 from icefloe.ids import new_node_id, new_object_id
-from icefloe.model.snapshot import ArrayNode, GroupNode, Snapshot, SnapshotInfo, TransactionLog
+from icefloe.model.snapshot import (
+    ArrayNode,
+    GroupNode,
+    ManifestFileInfo,
+    ManifestFiles,
+    ManifestRef,
+    ManifestRefs,
+    Snapshot,
+    SnapshotInfo,
+    TransactionLog,
+)
 from icefloe.model.zarr_document import parse_array_shape, parse_document
 
 
@@ -225,11 +235,40 @@ def test_many_manifests_of_an_array_are_read_as_few_are(boxes: list[list[list[in
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(snapshot_format, "_MANY_MANIFESTS", at_once)
             try:
-                return snapshot_format._decode_manifests(raw, snapshot_format._SharedValues())
-            except (FormatError, *snapshot_format.MALFORMED) as error:
-                return type(error), str(error)
+                refs = snapshot_format._decode_manifests(raw, "/a", 2, snapshot_format._SharedValues())
+                each = tuple(refs[index] for index in range(len(refs)))
+            except FormatError as error:
+                return str(error)
+        assert (len(refs), tuple(refs), refs[1:3]) == (len(each), each, each[1:3])
+        assert (refs == each, hash(refs), pickle.loads(pickle.dumps(refs))) == (True, hash(each), each)
+        return each
 
     assert read(1) == read(10**9)
+
+
+def test_long_lists_are_decoded_when_they_are_asked_for() -> None:
+    ids = [new_object_id() for _ in range(100)]
+    refs = tuple(ManifestRef(manifest_id, ((n, n + 1), (0, 4))) for n, manifest_id in enumerate(ids))
+    node = ArrayNode(new_node_id(), "/a", array_document(), (10, 20), (2, 4), ("t", None), refs)
+    files = {manifest_id: ManifestFileInfo(manifest_id, n, 2 * n) for n, manifest_id in enumerate(ids)}
+    snapshot = example_snapshot(nodes={"/a": node}, manifests=files)
+    read = FORMAT.decode_snapshot(FORMAT.encode_snapshot(snapshot))
+    assert isinstance(read.manifests, ManifestFiles)
+    assert isinstance(read.nodes["/a"], ArrayNode)
+    assert isinstance(read.nodes["/a"].manifests, ManifestRefs)
+    assert read.info.manifests[3] == files[ids[3]]
+    assert (list(read.info.manifests), len(read.info.manifests)) == (list(files.values()), 100)
+    assert (dict(read.manifests), read.manifests == files, read.nodes["/a"].manifests) == (files, True, refs)
+    assert pickle.loads(pickle.dumps(read)) == plain(snapshot)
+
+
+def test_a_damaged_long_list_is_refused_when_it_is_asked_for() -> None:
+    files = {i: ManifestFileInfo(i, 1, 1) for i in (new_object_id() for _ in range(100))}
+    members = body_of(example_snapshot(manifests=files))
+    members[0][50] = ["not an id", 1, 1]
+    decoded = FORMAT.decode_snapshot(msgpack.packb(members))
+    with pytest.raises(FormatError, match="not an id"):
+        len(decoded.manifests)
 
 
 def test_a_node_under_the_path_of_another_is_refused() -> None:

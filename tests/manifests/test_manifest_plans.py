@@ -51,7 +51,15 @@ from icefloe.model.manifest_config import (
     ManifestSet,
     ManifestSplittingConfig,
 )
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef
+from icefloe.model.snapshot import (
+    ArrayNode,
+    Extents,
+    Manifest,
+    ManifestColumns,
+    ManifestFileInfo,
+    ManifestRef,
+    ManifestRefs,
+)
 from icefloe.session.change_set import EditBuffer
 
 Model = dict[Coords, ChunkRef]
@@ -369,6 +377,15 @@ def test_a_plan_of_few_edits_is_that_of_all_manifests(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "_MANY_MANIFESTS", 1)
         found = plan_few_edits(node, change, infos, cutting)
+        if node.manifests:
+            # The same manifests, as a snapshot file has them.
+            boxes = cells.box_array([ref.extents for ref in node.manifests], len(node.grid))
+            columns = ManifestColumns([ref.manifest_id for ref in node.manifests], boxes)
+            stored = node.with_manifests(ManifestRefs(len(boxes), lambda: columns))
+            again = plan_few_edits(stored, change, infos, cutting)
+            assert again is not None
+            assert found is not None
+            assert _described(again) == _described(found)
     if not node.manifests:
         assert found is None
     else:

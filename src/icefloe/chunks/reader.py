@@ -37,7 +37,7 @@ from icefloe.model.chunk_table import (
     table_from_rows,
 )
 from icefloe.model.config import CachingConfig, RepositoryConfig
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef, columns_of
 from icefloe.storage.contract import Buffer, Storage
 
 _LARGEST_OFFSET = 2**62
@@ -557,7 +557,8 @@ _FEW_CHUNKS = 64
 class _Boxes:
     """The extents of an array's manifests as columns, so that one comparison finds the right one."""
 
-    refs: tuple[ManifestRef, ...]
+    refs: Sequence[ManifestRef]
+    ids: Sequence[ObjectId]
     first: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
 
@@ -565,31 +566,35 @@ class _Boxes:
         """Manifests whose box contains the coordinates; more than one only in files of others."""
         point = np.asarray(coords, dtype=np.int64)
         inside = ((self.first <= point) & (point < self.end)).all(axis=1)
-        return [self.refs[i].manifest_id for i in np.flatnonzero(inside)]
+        return [self.ids[i] for i in np.flatnonzero(inside).tolist()]
 
     def asked(self, coords: npt.NDArray[np.uint32]) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
         """Manifests that may hold some of the chunks, each with a mask of those."""
-        if len(self.refs) == 1:
+        if len(self.ids) == 1:
             # A single manifest is always searched: in files of other writers its extents may be wrong.
-            return [(self.refs[0].manifest_id, np.ones(len(coords), dtype=np.bool_))]
+            return [(self.ids[0], np.ones(len(coords), dtype=np.bool_))]
         low, high = np.array(lowest(coords)), np.array(highest(coords))
-        near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1))
+        near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1)).tolist()
         masks = [rows_inside(coords, self.first[i], self.end[i]) for i in near]
-        return [(self.refs[i].manifest_id, mask) for i, mask in zip(near, masks, strict=True) if mask.any()]
+        return [(self.ids[i], mask) for i, mask in zip(near, masks, strict=True) if mask.any()]
 
     def meeting(self, box: Extents) -> list[ObjectId]:
         """Manifests whose box overlaps another box."""
         low = np.array([a for a, _ in box], dtype=np.int64)
         high = np.array([b for _, b in box], dtype=np.int64)
         meets = ((self.first < high) & (low < self.end)).all(axis=1)
-        return [self.refs[i].manifest_id for i in np.flatnonzero(meets)]
+        return [self.ids[i] for i in np.flatnonzero(meets).tolist()]
 
 
 def _boxes(node: ArrayNode) -> _Boxes:
+    columns = columns_of(node.manifests)
+    if columns is not None:
+        return _Boxes(node.manifests, columns.ids, columns.boxes[:, :, 0], columns.boxes[:, :, 1])
     everything = tuple((0, 1 << 62) for _ in node.shape)
     bounds = np.array([ref.extents or everything for ref in node.manifests], dtype=np.int64)
     bounds = bounds.reshape(len(node.manifests), len(node.shape), 2)
-    return _Boxes(node.manifests, bounds[:, :, 0], bounds[:, :, 1])
+    ids = [ref.manifest_id for ref in node.manifests]
+    return _Boxes(node.manifests, ids, bounds[:, :, 0], bounds[:, :, 1])
 
 
 def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:

@@ -18,7 +18,15 @@ from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.chunk_columns import Rows, common_radix, sort_keys, take
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, batches_up_to, highest, lowest, rows_inside
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo, ManifestRef
+from icefloe.model.snapshot import (
+    ArrayNode,
+    Extents,
+    ManifestColumns,
+    ManifestFileInfo,
+    ManifestRef,
+    ManifestRefs,
+    columns_of,
+)
 
 Boxes = npt.NDArray[np.int64]
 """int64[n, ndim, 2], [first, end) per dimension."""
@@ -592,7 +600,7 @@ class Cutting:
 class Regions:
     """The plan of one array: manifests that stay, including linked parts, and pieces to write."""
 
-    kept: tuple[ManifestRef, ...]
+    kept: Sequence[ManifestRef]
     linked: tuple[PartRef, ...]
     slices: tuple[OutputSlice, ...]
 
@@ -634,9 +642,13 @@ def plan_few_edits(
     refs, table = node.manifests, change.table
     if len(refs) < _MANY_MANIFESTS or table is None or change.parts or change.base_box is not None:
         return None
-    if not all(ref.extents for ref in refs):
+    columns = columns_of(refs)
+    if columns is not None:
+        boxes = columns.boxes
+    elif all(ref.extents for ref in refs):
+        boxes = box_array([ref.extents for ref in refs], len(node.grid))
+    else:
         return None
-    boxes = box_array([ref.extents for ref in refs], len(node.grid))
     is_inside = (boxes[:, :, 0] < boxes[:, :, 1]).all() and (boxes[:, :, 1] <= np.array(node.grid)).all()
     if not is_inside or len(overlapping_pairs(boxes)):
         return None
@@ -663,9 +675,23 @@ def plan_few_edits(
             break
         is_near |= is_reached
     changed = {item.layer for members, _ in groups for item in members}
-    kept = sorted((ref for i, ref in enumerate(refs) if -1 - i not in changed), key=attrgetter("extents"))
     slices = [each for members, edited in groups for each in _cut(node, members, edited, shape, cutting)]
-    return Regions(tuple(kept), (), tuple(slices))
+    stays = np.ones(len(refs), dtype=bool)
+    stays[[-1 - layer for layer in changed]] = False
+    kept: Sequence[ManifestRef]
+    if columns is not None and _is_in_order(boxes):
+        kept = ManifestRefs.of(ManifestColumns([*itertools.compress(columns.ids, stays.tolist())], boxes[stays]))
+    else:
+        kept = tuple(sorted(itertools.compress(refs, stays.tolist()), key=attrgetter("extents")))
+    return Regions(kept, (), tuple(slices))
+
+
+def _is_in_order(boxes: Boxes) -> bool:
+    """Whether boxes are sorted as their extents are. No two of them are equal."""
+    numbers = boxes.reshape(len(boxes), -1)
+    differs = numbers[1:] != numbers[:-1]
+    rows, column = np.arange(len(boxes) - 1), differs.argmax(axis=1)
+    return bool((numbers[:-1][rows, column] < numbers[1:][rows, column]).all())
 
 
 def _overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:

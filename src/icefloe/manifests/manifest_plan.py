@@ -56,7 +56,7 @@ from icefloe.model.manifest_config import (
     ManifestSet,
     PreloadRules,
 )
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef, Snapshot
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef, Snapshot, join_refs
 
 A = TypeVar("A")
 M = TypeVar("M")
@@ -347,7 +347,7 @@ class ManifestPlan:
     """The manifests to write, and the manifests that each changed array keeps. Other arrays do not change."""
 
     outputs: tuple[PlannedManifest, ...] = ()
-    kept: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
+    kept: Mapping[NodeId, Sequence[ManifestRef]] = field(default_factory=dict)
     """For every array whose references change: its manifests that stay linked, linked parts included."""
     linked_parts: tuple[PartRef, ...] = ()
 
@@ -445,7 +445,7 @@ def _plan(
     shared = _shared_manifests(nodes.values()) if repacked else frozenset()
 
     outputs: list[PlannedManifest] = []
-    kept: dict[NodeId, tuple[ManifestRef, ...]] = {}
+    kept: dict[NodeId, Sequence[ManifestRef]] = {}
     linked: list[PartRef] = []
     modified: set[NodeId] = set()
     for key in sorted(edits.keys() | repacked, key=lambda k: nodes[k].path):
@@ -776,28 +776,22 @@ def _share_refs(manifest_id: ObjectId, tables: ChunkTables) -> list[ManifestRef]
 
 def link_manifests(
     plan: ManifestPlan, built: Iterable[Mapping[NodeId, ManifestRef]]
-) -> dict[NodeId, tuple[ManifestRef, ...]]:
+) -> dict[NodeId, Sequence[ManifestRef]]:
     """The manifests of every array that the plan changes: those that stay, and the `refs` of new ones."""
     linked = dict(plan.kept)
-    several: set[NodeId] = set()
+    added: dict[NodeId, list[ManifestRef]] = {}
     alone: dict[int, tuple[ManifestRef, ...]] = {}
     for refs in built:
         for key, ref in refs.items():
-            before = linked.get(key)
-            if before:
-                linked[key] = (*before, ref)
-                several.add(key)
+            if linked.get(key):
+                added.setdefault(key, []).append(ref)
                 continue
             # Thousands of arrays have equal links to one manifest. They share the tuple.
             one = alone.get(id(ref))
             linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
-    for key in several:
-        linked[key] = tuple(sorted(linked[key], key=_place))
+    for key, more in added.items():
+        linked[key] = join_refs(linked[key], more)
     return linked
-
-
-def _place(ref: ManifestRef) -> tuple[Extents, ObjectId]:
-    return ref.extents, ref.manifest_id
 
 
 _DEFAULT_ARRAYS_TO_SCAN = 50

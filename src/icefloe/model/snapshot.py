@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,108 @@ class ManifestRef:
 
 
 @dataclass(frozen=True, slots=True)
+class ManifestColumns:
+    """Manifests of an array: their ids, and int64[n, ndim, 2] with the box of each."""
+
+    ids: Sequence[ObjectId]
+    boxes: npt.NDArray[np.int64]
+
+
+class ManifestRefs(Sequence[ManifestRef]):
+    """The manifests of a large array, as a snapshot stores them. They are decoded when they are asked for.
+
+    `load` returns columns, or objects if they have no common form. Raises FormatError.
+    """
+
+    __slots__ = ("_count", "_load", "_loaded", "_refs")
+
+    def __init__(self, count: int, load: Callable[[], ManifestColumns | tuple[ManifestRef, ...]]) -> None:
+        self._count, self._load = count, load
+        self._loaded: ManifestColumns | tuple[ManifestRef, ...] | None = None
+        self._refs: tuple[ManifestRef, ...] | None = None
+
+    @classmethod
+    def of(cls, columns: ManifestColumns) -> ManifestRefs:
+        """Return manifests that are columns already."""
+        return cls(len(columns.ids), lambda: columns)
+
+    def columns(self) -> ManifestColumns | None:
+        """Return the manifests as columns. None if they have no common form."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded if isinstance(self._loaded, ManifestColumns) else None
+
+    def _objects(self) -> tuple[ManifestRef, ...]:
+        if self._refs is None:
+            columns = self.columns()
+            if columns is None:
+                assert isinstance(self._loaded, tuple)
+                self._refs = self._loaded
+            else:
+                extents = [tuple(map(tuple, box)) for box in columns.boxes.tolist()]
+                self._refs = tuple(map(ManifestRef, columns.ids, extents))
+        return self._refs
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[ManifestRef]:
+        return iter(self._objects())
+
+    @overload
+    def __getitem__(self, index: int) -> ManifestRef: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ManifestRef, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ManifestRef | tuple[ManifestRef, ...]:
+        columns = self.columns()
+        if isinstance(index, slice) or columns is None or self._refs is not None:
+            return self._objects()[index]
+        return ManifestRef(columns.ids[index], tuple(map(tuple, columns.boxes[index].tolist())))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return self._objects() == tuple(other) if isinstance(other, ManifestRefs | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._objects())
+
+    def __repr__(self) -> str:
+        return repr(self._objects())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._objects(),)
+
+
+def columns_of(refs: Sequence[ManifestRef]) -> ManifestColumns | None:
+    """Return manifests as columns, if they are that already."""
+    return refs.columns() if isinstance(refs, ManifestRefs) else None
+
+
+def manifest_ids(refs: Sequence[ManifestRef]) -> Sequence[ObjectId]:
+    """Return the ids of manifests."""
+    columns = columns_of(refs)
+    return [ref.manifest_id for ref in refs] if columns is None else columns.ids
+
+
+def join_refs(refs: Sequence[ManifestRef], added: Sequence[ManifestRef]) -> Sequence[ManifestRef]:
+    """Return the manifests of an array with others, in the order of their boxes."""
+    columns = columns_of(refs)
+    if columns is None or not all(len(ref.extents) == columns.boxes.shape[1] for ref in added):
+        return tuple(sorted((*refs, *added), key=attrgetter("extents", "manifest_id")))
+    boxes = np.concatenate([columns.boxes, np.array([ref.extents for ref in added], dtype=np.int64)])
+    ids = [*columns.ids, *(ref.manifest_id for ref in added)]
+    # The last key of `lexsort` is the first one.
+    order = np.lexsort(boxes.reshape(len(boxes), -1).T[::-1])
+    boxes = boxes[order]
+    if bool((boxes[1:] == boxes[:-1]).all(axis=(1, 2)).any()):
+        return tuple(sorted((*refs, *added), key=attrgetter("extents", "manifest_id")))
+    return ManifestRefs.of(ManifestColumns([ids[index] for index in order.tolist()], boxes))
+
+
+@dataclass(frozen=True, slots=True)
 class AttributesRef:
     """The location of the attributes of a node, if they are not in its document."""
 
@@ -121,10 +224,10 @@ class ArrayNode:
     grid: tuple[int, ...]
     """Number of chunks per dimension."""
     dimension_names: tuple[str | None, ...] | None = None
-    manifests: tuple[ManifestRef, ...] = field(default=())
+    manifests: Sequence[ManifestRef] = field(default=())
     attributes: AttributesRef | None = None
 
-    def with_manifests(self, manifests: tuple[ManifestRef, ...]) -> ArrayNode:
+    def with_manifests(self, manifests: Sequence[ManifestRef]) -> ArrayNode:
         """The same array with other manifests."""
         # For speed: the constructor of a frozen class takes twice as long as setting its slots,
         # `dataclasses.replace` several times.
@@ -288,6 +391,74 @@ class ManifestFileInfo(WithFields):
     num_chunk_refs: int
 
 
+class ManifestFiles(Mapping[ObjectId, ManifestFileInfo]):
+    """Many manifest files by their ids. They are decoded when they are asked for."""
+
+    def __init__(self, load: Callable[[], dict[ObjectId, ManifestFileInfo]]) -> None:
+        self._load = load
+        self._loaded: dict[ObjectId, ManifestFileInfo] | None = None
+
+    def _files(self) -> dict[ObjectId, ManifestFileInfo]:
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def __getitem__(self, manifest_id: ObjectId) -> ManifestFileInfo:
+        return self._files()[manifest_id]
+
+    def __iter__(self) -> Iterator[ObjectId]:
+        return iter(self._files())
+
+    def __len__(self) -> int:
+        return len(self._files())
+
+    def values(self) -> ValuesView[ManifestFileInfo]:
+        return self._files().values()
+
+    def items(self) -> ItemsView[ObjectId, ManifestFileInfo]:
+        return self._files().items()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._files(),)
+
+
+class _ListedFiles(Sequence[ManifestFileInfo]):
+    """The same files in their order."""
+
+    def __init__(self, files: ManifestFiles) -> None:
+        self._files = files
+
+    def _tuple(self) -> tuple[ManifestFileInfo, ...]:
+        return tuple(self._files.values())
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[ManifestFileInfo]:
+        return iter(self._files.values())
+
+    @overload
+    def __getitem__(self, index: int) -> ManifestFileInfo: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ManifestFileInfo, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> ManifestFileInfo | tuple[ManifestFileInfo, ...]:
+        return self._tuple()[index]
+
+    def __repr__(self) -> str:
+        return repr(self._tuple())
+
+    def __eq__(self, other: object) -> bool:
+        return self._tuple() == tuple(other) if isinstance(other, _ListedFiles | tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._tuple())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._tuple(),)
+
+
 @dataclass(frozen=True, slots=True)
 class BranchPosition:
     """A snapshot that a branch pointed to.
@@ -345,7 +516,7 @@ class SnapshotInfo(CardMixin, WithFields):
     written_at: dt.datetime
     message: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    manifests: tuple[ManifestFileInfo, ...] = field(default=(), compare=False)
+    manifests: Sequence[ManifestFileInfo] = field(default=(), compare=False)
 
     def _shown_fields(self) -> Iterator[ShownField]:
         for name in ("id", "parent_id", "written_at", "message", "metadata"):
@@ -392,9 +563,9 @@ class Snapshot:
 
     @property
     def info(self) -> SnapshotInfo:
-        return SnapshotInfo(
-            self.id, self.parent_id, self.written_at, self.message, self.metadata, tuple(self.manifests.values())
-        )
+        files = self.manifests
+        listed = _ListedFiles(files) if isinstance(files, ManifestFiles) else tuple(files.values())
+        return SnapshotInfo(self.id, self.parent_id, self.written_at, self.message, self.metadata, listed)
 
 
 @dataclass(frozen=True, slots=True)

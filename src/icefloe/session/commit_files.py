@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,7 @@ from icefloe.model.snapshot import (
     TransactionLog,
     inherit_metadata,
     later_than,
+    manifest_ids,
 )
 from icefloe.model.zarr_document import split_attributes
 from icefloe.session.ancestry import merge_logs
@@ -136,7 +138,7 @@ _IN_FLIGHT = 4
 class WrittenManifests:
     """The manifests of every array whose references changed, and the files behind them."""
 
-    refs: Mapping[NodeId, tuple[ManifestRef, ...]] = field(default_factory=dict)
+    refs: Mapping[NodeId, Sequence[ManifestRef]] = field(default_factory=dict)
     files: Mapping[ObjectId, ManifestFileInfo] = field(default_factory=dict)
 
 
@@ -407,9 +409,9 @@ def _build_snapshot(
 ) -> Snapshot:
     base, capabilities = state.base, state.context.format.capabilities
     parent = onto or base
-    known = {**base.manifests, **manifests.files}
+    known = dict(base.manifests.items()) | dict(manifests.files)
     links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}
-    used = dict.fromkeys(ref.manifest_id for refs in links.values() for ref in refs)
+    used = dict.fromkeys(itertools.chain.from_iterable(map(manifest_ids, links.values())))
     total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
     metadata = inherit_metadata(base.metadata, request.metadata, lambda: _changed_paths(state, nodes))

@@ -39,11 +39,15 @@ from icefloe.model.snapshot import (
     AttributesRef,
     Extents,
     GroupNode,
+    ManifestColumns,
     ManifestFileInfo,
+    ManifestFiles,
     ManifestRef,
+    ManifestRefs,
     Node,
     Snapshot,
     SnapshotInfo,
+    columns_of,
 )
 from icefloe.model.zarr_document import find_bad_path, parse_array_shape, parse_document
 
@@ -498,7 +502,7 @@ class _SharedValues:
     """Decoded values of the nodes of one snapshot. Arrays with equal values share them."""
 
     def __init__(self) -> None:
-        self.manifests: dict[bytes, tuple[ManifestRef, ...]] = {}
+        self.manifests: dict[tuple[bytes, int], Sequence[ManifestRef]] = {}
         self.described: dict[tuple[bytes, bytes, int], _Described] = {}
 
 
@@ -517,43 +521,62 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedVal
         (name, (zarr, wire_manifests)) = _only_item(data)
         if name != "Array":
             raise FormatError(f"the node {path!r:.80} has the unknown kind {name!r:.40}")
-        manifests = _decode_manifests(wire_manifests, shared)
         if isinstance(kept, bytes):
             parsed = parse_array_shape(parse_document(kept), path)
-            return ArrayNode(
-                node_id, path, kept, parsed.shape, parsed.grid, parsed.dimension_names, manifests, reference
-            )
-        found = _describe(path, attributes, bytes(zarr), kept, shared)
-        if any(ref.extents and len(ref.extents) != len(found.shape) for ref in manifests):
-            raise FormatError(
-                f"the array {path!r:.80} of rank {len(found.shape)} has manifests with extents of another rank"
-            )
-        return ArrayNode(
-            node_id, path, found.document, found.shape, found.grid, found.dimension_names, manifests, reference
-        )
+            document, shape, grid, names = kept, parsed.shape, parsed.grid, parsed.dimension_names
+        else:
+            found = _describe(path, attributes, bytes(zarr), kept, shared)
+            document, shape, grid, names = found.document, found.shape, found.grid, found.dimension_names
+        manifests = _decode_manifests(wire_manifests, path, len(shape), shared)
+        return ArrayNode(node_id, path, document, shape, grid, names, manifests, reference)
     except (InvalidInputError, *MALFORMED) as error:
         raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
 
 
-def _decode_manifests(wire: msgspec.Raw, shared: _SharedValues) -> tuple[ManifestRef, ...]:
-    key = bytes(wire)
+def _decode_manifests(wire: msgspec.Raw, path: str, rank: int, shared: _SharedValues) -> Sequence[ManifestRef]:
+    """The manifests of an array. A long list is decoded at its first use."""
+    key = bytes(wire), rank
     known = shared.manifests.get(key)
     if known is None:
-        found = _MANIFESTS.decode(wire)
-        known = None if len(found) < _MANY_MANIFESTS else _parse_usual_manifests(found)
-        known = known or tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in found)
+        count = _count_entries(key[0])
+
+        def load() -> ManifestColumns | tuple[ManifestRef, ...]:
+            found = decode_or_refuse(_MANIFESTS, key[0], "snapshot")
+            return _parse_usual_manifests(found, rank) or _parse_manifests(found, path, rank)
+
+        if count >= _MANY_MANIFESTS:
+            known = ManifestRefs(count, load)
+        else:
+            known = _parse_manifests(decode_or_refuse(_MANIFESTS, key[0], "snapshot"), path, rank)
         if len(shared.manifests) < _MOST_KNOWN:
             shared.manifests[key] = known
     return known
 
 
-def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]]) -> tuple[ManifestRef, ...] | None:
+def _count_entries(array: bytes) -> int:
+    """The number of values of a MessagePack array. 0 for another value."""
+    if array[:1] in (b"\xdc", b"\xdd"):
+        return int.from_bytes(array[1 : 3 if array[0] == 0xDC else 5], "big")
+    return array[0] & 0x0F if array and array[0] & 0xF0 == 0x90 else 0
+
+
+def _parse_manifests(found: list[tuple[WireId, list[list[int]]]], path: str, rank: int) -> tuple[ManifestRef, ...]:
+    try:
+        refs = tuple(ManifestRef(parse_object_id(m), _parse_extents(e)) for m, e in found)
+    except (InvalidInputError, *MALFORMED) as error:
+        raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
+    if any(ref.extents and len(ref.extents) != rank for ref in refs):
+        raise FormatError(f"the array {path!r:.80} of rank {rank} has manifests with extents of another rank")
+    return refs
+
+
+def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]], rank: int) -> ManifestColumns | None:
     """Manifests of a large array as this library writes them, all at once. None if one has another form."""
     ids, boxes = zip(*found, strict=True)
     if set(map(type, ids)) != {str} or set(map(len, boxes)) != {2} or not are_canonical_ids(ids):
         return None
     bounds = list(itertools.chain.from_iterable(boxes))
-    if len(set(map(len, bounds))) != 1:
+    if set(map(len, bounds)) != {rank}:
         return None
     try:
         ends = np.fromiter(itertools.chain.from_iterable(bounds), np.int64).reshape(len(boxes), 2, -1)
@@ -561,8 +584,7 @@ def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]]) -> tuple
         return None
     if not ((ends[:, 0] >= 0) & (ends[:, 0] <= ends[:, 1]) & (ends[:, 1] <= _MAX_INDEX + 1)).all():
         return None
-    extents = [tuple(zip(*box, strict=True)) for box in boxes]
-    return tuple(map(ManifestRef, ids, extents))
+    return ManifestColumns(ids, np.ascontiguousarray(ends.transpose(0, 2, 1)))
 
 
 def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, shared: _SharedValues) -> _Described:
@@ -624,9 +646,10 @@ def _parse_extents(wire: list[list[int]]) -> Extents:
 _PARTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _NODES = dict[str, msgspec.Raw]
 _FILES = list[tuple[WireId | int, ...]]
+_FILE_LIST = msgspec.msgpack.Decoder(_FILES)
 _WITH_HISTORY = msgspec.msgpack.Decoder(
     tuple[
-        _FILES,
+        msgspec.Raw,
         _FILES,
         int,
         int,
@@ -678,7 +701,7 @@ def _decode_with_history(body: bytes) -> Snapshot:
         message=own[2],
         metadata=decode_metadata(properties),
         nodes=NodeMap(nodes, _check_kept(kept)),
-        manifests=_decode_files(files, counts if isinstance(counts, list) else [], size_at=2),
+        manifests=_open_files(files, counts if isinstance(counts, list) else []),
         attribute_files=_decode_attribute_files(attribute_files),
         history=ancestors,
         total_ancestors=max(total, len(ancestors)),
@@ -700,6 +723,16 @@ def _decode_with_parent(body: bytes) -> Snapshot:
         manifests=_decode_files(files, [], size_at=1),
         attribute_files=_decode_attribute_files(attribute_files),
     )
+
+
+def _open_files(wire: msgspec.Raw, counts: list[Any]) -> Mapping[ObjectId, ManifestFileInfo]:
+    """The manifest files of a snapshot. A long list is decoded at its first use."""
+    data = bytes(wire)
+
+    def load() -> dict[ObjectId, ManifestFileInfo]:
+        return _decode_files(decode_or_refuse(_FILE_LIST, data, "snapshot"), counts, size_at=2)
+
+    return ManifestFiles(load) if _count_entries(data) >= _MANY_MANIFESTS else load()
 
 
 def _decode_files(wire: list[tuple[Any, ...]], counts: list[Any], size_at: int) -> dict[ObjectId, ManifestFileInfo]:
@@ -818,13 +851,18 @@ class _Links:
     """The encoded manifest links of nodes. The arrays of one manifest have equal links."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[ManifestRef, ...], bytes]] = {}
+        self._known: dict[int, tuple[Sequence[ManifestRef], bytes]] = {}
 
-    def encode(self, manifests: tuple[ManifestRef, ...]) -> bytes:
+    def encode(self, manifests: Sequence[ManifestRef]) -> bytes:
         known = self._known.get(id(manifests))
         if known is None:
             # [first per dimension], [end per dimension]; [] covers everything.
-            encoded = _ENCODER.encode([(ref.manifest_id, tuple(zip(*ref.extents, strict=True))) for ref in manifests])
+            columns = columns_of(manifests)
+            if columns is None:
+                entries = [(ref.manifest_id, tuple(zip(*ref.extents, strict=True))) for ref in manifests]
+            else:
+                entries = [*zip(columns.ids, columns.boxes.transpose(0, 2, 1).tolist(), strict=True)]
+            encoded = _ENCODER.encode(entries)
             # Keep the tuple too: while it exists, no other object has its id().
             known = self._known[id(manifests)] = (manifests, encoded)
         return known[1]
