@@ -42,8 +42,11 @@ def test_the_driver_reads_files_until_spark_has_started(tmp_path: Path, question
     write_month(tmp_path, days=10, hours_per_file=6, **GRID)
     (tmp_path / "weather-20200105-broken.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
     files = expand_sources(tmp_path)
-    count, (schemas, failures) = read_while_starting(StartedAfter(questions), files, SourceAccess(), None)
+    parts = list(read_while_starting(StartedAfter(questions), files, SourceAccess(), None))
+    count = sum(len(part) for part, _ in parts)
     assert count == min(len(files), 16 * questions)
+    schemas = [schema for _, (read, _) in parts for schema in read]
+    failures = [failure for _, (_, failed) in parts for failure in failed]
     expected, failed = read_schemas(files[:count], SourceAccess())
     assert (list(map(repr, schemas)), failures) == (list(map(repr, expected)), failed)
 

@@ -15,7 +15,7 @@ Modules
 - `plan`: The plan of an ingest. It can be pickled and is made before anything is written.
 - `record`: What a repository stores about its sources: lists of ingested files and containers, and how files
   changed since.
-- `runs`: Runs: unchanged sources that a sync plans together, like one source.
+- `runs`: Runs: sources that are planned together, like one source.
 - `source_model`: The content of a source file as values, and the report of the differences between files.
 - `sources`: The options of an ingest, the files that sources stand for, and the coordinates in their names.
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.

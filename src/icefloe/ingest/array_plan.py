@@ -199,6 +199,8 @@ def _uncuttable(grid: Sequence[ChunkLengths], members: Sequence[Member], name: s
     for member in members:
         variable = member.variables[name].in_file()
         lengths = grid[len(grid) - len(variable.shape) :]
+        if len(variable.shape) > len(grid):
+            return f"{member.file.url} has the dimensions {variable.dims}, which is more than other files have"
         # Where chunks differ in length, they are those of the files.
         own = tuple(
             each.longest if each.is_regular else chunk for each, chunk in zip(lengths, variable.chunks, strict=True)

@@ -372,6 +372,18 @@ class SourceRun:
         file, digest = self.file(index), self.batch.columns[5][int(self.rows[index])]
         return (file.url, digest) if digest else version_of(file)
 
+    def take(self, first: int, end: int) -> SourceRun:
+        """Return the sources [first, end) of the run."""
+        rows = self.rows[first:end]
+        return replace(self, rows=rows, values=self.values[first:end], leader=int(rows[0]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Only the sources of the run are pickled, not those of the whole batch.
+        numbers = self.rows.tolist()
+        leader = numbers.index(self.leader)
+        rows = np.arange(len(self))
+        return SourceRun, (self.batch.take(self.rows), rows, self.group, self.dim, self.values, leader)
+
     def between(self, first: int, end: int) -> range:
         """Return the indexes of the sources that have some of the cells [first, end) of the run."""
         if end <= first:

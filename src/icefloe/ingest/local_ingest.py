@@ -301,14 +301,14 @@ class NamedSources:
 
 def name_sources(
     files: Sequence[SourceFile],
-    schemas: Sequence[SourceSchema],
+    referenced: Iterable[str],
     options: IngestOptions,
     access: SourceAccess,
     containers: Sequence[VirtualChunkContainer] = (),
 ) -> NamedSources:
-    """Return the directories of all sources and of the files they refer to, and the prefixes that the caller gave."""
+    """Return the directories of all sources, those that they refer to, and the prefixes that the caller gave."""
     prefixes = {file.url.rstrip("/").rsplit("/", 1)[0] for file in files}
-    prefixes.update(folder for schema in schemas for folder in schema.referenced)
+    prefixes.update(referenced)
     prefixes.update(container.url_prefix for container in containers)
     if options.container_prefix is not None:
         prefixes.add(options.container_prefix)
@@ -675,7 +675,8 @@ def ingest_local(
             return IngestResult(None, None, already_there=known)
     schemas, failures = read_schemas(files, access, options.format)
     repository = with_stored_containers(repository)
-    allowed = name_sources(named, schemas, options, access, containers)
+    folders = [folder for schema in schemas for folder in schema.referenced]
+    allowed = name_sources(named, folders, options, access, containers)
     digests: dict[tuple[str, str, bytes], str] = {}
     while True:
         planned = repository.readonly_session(branch)
@@ -696,7 +697,7 @@ def ingest_local(
         results.append(run_task(task, plan.arrays, sink, access=access, format=options.format))
         if progress is not None:
             progress(results[-1])
-    check_stores(schemas, access)
+    check_stores([schema.file for schema in schemas if schema.format == "zarr"], access)
     facts = {**keep_record(repository, session.state.base, ingest_metadata(plan, files)), **(metadata or {})}
     # Files without cells change nothing, but they are recorded as ingested.
     snapshot_id = session.commit(message or f"Ingest {len(plan.sources)} sources", facts, allow_empty=True)

@@ -395,9 +395,8 @@ def join_dimension(
         return _share_values(JoinedDimension(dim, (), 0, units, calendar, {}, (), encoding, sign), entries, empty)
     notes: list[str] = []
     step = find_step(entries, dim)
-    for coordinate, group in entries:
-        notes += gaps_within(coordinate, group, dim, step, units, calendar)
     for (left, left_members), (right, right_members) in itertools.pairwise(entries):
+        notes += gaps_within(left, left_members, dim, step, units, calendar)
         distance = sign * _difference(right.first, left.last)
         if distance > 0 and not (step and distance > 1.5 * step):
             continue
@@ -411,6 +410,8 @@ def join_dimension(
                 right=right_members[0].file.url,
             )
         notes.append(f"gap along {dim}: {pair} (a step is {format_step(step or 0.0, units)})")
+    for coordinate, group in entries[-1:]:
+        notes += gaps_within(coordinate, group, dim, step, units, calendar)
     blocks, index_of, start = [], {}, 0
     for index, (coordinate, group) in enumerate([*entries, *empty]):
         blocks.append(Block(start, coordinate.size, coordinate, tuple(m.key for m in group)))

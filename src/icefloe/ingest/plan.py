@@ -637,8 +637,8 @@ def plan_ingest(
     existing
         The arrays and groups of the repository. None is an empty repository.
     runs
-        Only for a sync, which makes its own tasks: runs of unchanged sources by the URLs of their leaders. `schemas`
-        has no other source of a run. The plan has no tasks then.
+        Runs of sources by the URLs of their leaders. `schemas` has no other source of a run. The plan has no tasks
+        then: `plan_tasks` makes those of an ingest, and a sync makes its own.
 
     Returns
     -------
@@ -684,7 +684,7 @@ def plan_ingest(
     skipped = SchemaReport((*_skipped_members(ordered, options), *_unchecked(existing, datasets, options)))
     report = join_reports([*(d.report for d in datasets), skipped])
     # Tasks rely on what the report checks, such as equal dimensions of a variable in all files.
-    tasks = () if report.errors or runs is not None else _number(datasets, options)
+    tasks = () if report.errors or runs is not None else plan_tasks(datasets, options)
     is_virtual = any(array.kind == "virtual" for array in arrays.values()) and not report.errors
     return IngestPlan(
         documents=dict(sorted(documents.items())),
@@ -734,7 +734,8 @@ def _grows(array: ArrayPlan, existing: Existing) -> bool:
     return tuple(existing.arrays[array.path].document["shape"]) != array.shape
 
 
-def _number(datasets: Sequence[DatasetPlan], options: IngestOptions) -> tuple[IngestTask, ...]:
+def plan_tasks(datasets: Sequence[DatasetPlan], options: IngestOptions) -> tuple[IngestTask, ...]:
+    """Return the tasks that write all files of a plan."""
     tasks: list[IngestTask] = []
     for dataset in datasets:
         native = [a for a in dataset.arrays if a.kind == "native"]

@@ -1,29 +1,39 @@
-"""Runs: unchanged sources that a sync plans together, like one source.
+"""Runs: sources that are planned together, like one source.
 
-The sources of a batch have equal schemas, and the last sync planned them together with the same options. Sources that
-follow each other along one joined dimension, and have the same cells along the others, are a run: a plan of one source
-with all of their cells is equal to a plan of each of them. A forecast with a file for every run and step of the model
-has one run of sources for every step, for example. The cost of a nightly sync then depends on what changed, not on the
-length of the archive.
+Sources that follow each other along one joined dimension, and have equal schemas and the same cells along the others,
+are a run: a plan of one source with all of their cells is equal to a plan of each of them. The cost of a plan then
+depends on what differs between the sources, not on their number.
 
-Everything else is planned source by source: new and changed sources, those whose coordinate is not known as numbers,
-and the first source of every batch, because arrays take their attributes and everything that is not joined from it.
+A sync has runs of unchanged sources (`choose_runs`). The sources of a batch have equal schemas, and the last sync
+planned them together with the same options. A forecast with a file for every run and step of the model has one run of
+sources for every step, for example. Everything else is planned source by source: new and changed sources, those whose
+coordinate is not known as numbers, and the first source of every batch, because arrays take their attributes and
+everything that is not joined from it.
 
 All runs of a group follow one dimension. They end at the same cells, so that two runs have all of their coordinates in
 common, or none. They end at the coordinates of every source that is not in a run, and where such a source was in the
 last sync.
+
+An ingest of many new sources has runs if all sources follow each other along one dimension (`plan_table`). Their
+schemas are in a `SchemaTable`, which has what they share once. If a plan with runs finds any difference between
+sources, every source is planned instead, so that the report names each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import io
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from icefloe.errors import InvalidInputError
 from icefloe.ingest.catalogue import (
+    FILE_COLUMNS,
     Catalogue,
     CataloguedSource,
     Placement,
@@ -32,9 +42,18 @@ from icefloe.ingest.catalogue import (
     joined_variables,
 )
 from icefloe.ingest.cf import is_time_units
-from icefloe.ingest.members import is_longitude
+from icefloe.ingest.members import is_longitude, split_datasets
+from icefloe.ingest.placement import Existing
+from icefloe.ingest.plan import IngestPlan, plan_ingest, plan_tasks
 from icefloe.ingest.record import FoundSources
-from icefloe.ingest.source_model import SourceSchema
+from icefloe.ingest.source_model import (
+    VARIABLE_FIELDS,
+    Coordinate,
+    SourceFailure,
+    SourceFile,
+    SourceSchema,
+    summarise_coordinate,
+)
 from icefloe.ingest.sources import IngestOptions, NamedValue, in_natural_order, name_values
 
 _SHORTEST_BATCH = 3
@@ -434,3 +453,359 @@ def _single_range(values: npt.NDArray[Any], units: _Units) -> _Ranges:
     wide = values.astype(np.float64)
     ends: npt.NDArray[np.float64] = np.array([wide.min(), wide.max()] if wide.size else [], dtype=np.float64)
     return _Ranges(ends[:1], ends[1:], units)
+
+
+_SHORTEST_RUN = 16
+"""Fewer new sources are planned one by one."""
+_LONGEST_ROW = 256
+"""Cells of a coordinate that a table has for each source. Sources differ in a longer one only if they share nothing."""
+
+
+class SchemaTable:
+    """Schemas of many sources. What similar sources share is in memory once, and the rest in columns.
+
+    Sources are added in the natural order of their names. A plan takes the attributes of a group from its first source.
+    If all sources belong to one group and none of them is left out, those of the others are not kept.
+
+    Examples
+    --------
+    >>> import xarray
+    >>> from icefloe.ingest import expand_sources, parse_schema
+    >>> for day in range(3):
+    ...     xarray.Dataset({"t": ("time", [20.0])}, {"time": [day]}).to_netcdf(f"table{day}.nc")
+    >>> table = SchemaTable([parse_schema(file) for file in expand_sources("table*.nc")])
+    >>> len(table), [schema.coordinates["time"].first for schema in table]
+    (3, [0, 1, 2])
+    """
+
+    def __init__(self, schemas: Iterable[SourceSchema] = (), options: IngestOptions | None = None) -> None:
+        self._alike: dict[Any, _Alike] = {}
+        self._count = 0
+        self._has_attributes = options is None or options.group_pattern is not None or options.overlap != "error"
+        self.add(schemas)
+
+    def add(self, schemas: Iterable[SourceSchema], files: Iterable[SourceFile] = ()) -> None:
+        """Add schemas. Their files are shared with `files`."""
+        known = {file.url: file for file in files}
+        # Objects are known by their identity only as long as the caller holds them.
+        added, keys = list(schemas), _Keys(self._has_attributes)
+        parts: dict[Any, list[tuple[int, SourceSchema]]] = {}
+        for schema in added:
+            parts.setdefault(keys.of(schema), []).append((self._count, schema))
+            self._count += 1
+        for key, part in parts.items():
+            first = part[0][1]
+            alike = self._alike.setdefault(key, _Alike(first, _varying(first), list(first.digests)))
+            for number, schema in part:
+                file = known.get(schema.file.url)
+                alike.numbers.append(number)
+                alike.files.append(file if file == schema.file and file is not None else schema.file)
+            alike.add([schema for _, schema in part])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[SourceSchema]:
+        """Every schema. Similar ones follow each other."""
+        return itertools.chain.from_iterable(alike.schemas(range(len(alike))) for alike in self._alike.values())
+
+    @property
+    def kinds(self) -> Sequence[_Alike]:
+        """Sources with equal schemas."""
+        return tuple(self._alike.values())
+
+    def files(self, format: str | None = None) -> list[SourceFile]:
+        """Return the files of all sources, or those of a format, in the order in which they were added."""
+        chosen = [alike for alike in self.kinds if format is None or alike.template.format == format]
+        if len(chosen) == 1:
+            return chosen[0].files
+        found = {n: file for alike in chosen for n, file in zip(alike.numbers, alike.files, strict=True)}
+        return [found[number] for number in sorted(found)]
+
+    def referenced(self) -> set[str]:
+        """Return the directories of files that sources refer to, if they are not their own."""
+        return {folder for alike in self._alike.values() for folder in alike.template.referenced}
+
+
+class _Keys:
+    """Texts that are equal for equal parts of schemas. A part that many schemas share is encoded once."""
+
+    def __init__(self, has_attributes: bool) -> None:
+        self._has_attributes = has_attributes
+        self._known: dict[int, bytes] = {}
+
+    def of(self, schema: SourceSchema) -> tuple[Any, ...]:
+        """Return what is equal for sources that differ only in their file, their attributes and their columns."""
+        varying = _varying(schema)
+        groups = schema.groups if self._has_attributes else [*schema.groups]
+        rest = [schema.format, groups, schema.skipped, schema.referenced, schema.left_out]
+        return (
+            self._text(schema.variables, _variables_text),
+            tuple(
+                (path, c.size, _dtype_of(c), "" if path in varying else c.digest)
+                for path, c in schema.coordinates.items()
+            ),
+            _plain_text(rest),
+            tuple(schema.digests),
+        )
+
+    def _text(self, value: Any, encode: Callable[[Any], bytes]) -> bytes:
+        if id(value) not in self._known:
+            self._known[id(value)] = encode(value)
+        return self._known[id(value)]
+
+
+def _variables_text(variables: Mapping[str, Any]) -> bytes:
+    return _plain_text([(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()])
+
+
+def _plain_text(value: Any) -> bytes:
+    """Pickle a value. Unlike those of `pickle.dumps`, the bytes do not depend on which of its parts are shared."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream)
+    pickler.fast = True
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+def _dtype_of(coordinate: Coordinate) -> str:
+    return "" if coordinate.values is None else coordinate.values.dtype.str
+
+
+def _varying(schema: SourceSchema) -> list[str]:
+    """Return the paths of coordinates of which a table has a row for each source."""
+    return [
+        path
+        for path, each in schema.coordinates.items()
+        if each.values is not None and each.values.dtype.kind in "biuf" and each.size <= _LONGEST_ROW
+    ]
+
+
+class _Alike:
+    """Sources with equal schemas, and columns of what differs between them."""
+
+    def __init__(self, template: SourceSchema, values: Iterable[str], hashes: Iterable[str]) -> None:
+        self.template = template
+        self.files: list[SourceFile] = []
+        self.numbers: list[int] = []
+        """The position of each source among all of them."""
+        # Rows by path. A number counts rows that are those of the template.
+        self._values: dict[str, list[npt.NDArray[Any] | int]] = {path: [] for path in values}
+        self._hashes: dict[str, list[list[str] | int]] = {path: [] for path in hashes}
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def add(self, schemas: Sequence[SourceSchema]) -> None:
+        """Add rows of columns."""
+        for path, rows in self._values.items():
+            found = [schema.coordinates[path] for schema in schemas]
+            own = self.template.coordinates[path]
+            is_same = all(each is own or each.digest == own.digest for each in found)
+            rows.append(len(found) if is_same else np.stack([v for each in found if (v := each.values) is not None]))
+        for path, texts in self._hashes.items():
+            hashes = [schema.digests[path] for schema in schemas]
+            texts.append(len(hashes) if all(each == self.template.digests[path] for each in hashes) else hashes)
+
+    def values(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the coordinates that differ between sources, by path, with one row for each source."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for path, rows in self._values.items():
+            own = self.template.coordinates[path].values
+            if own is None or all(isinstance(each, int) for each in rows):
+                continue
+            parts = [np.broadcast_to(own, (each, len(own))) if isinstance(each, int) else each for each in rows]
+            found[path] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            self._values[path] = [found[path]]
+        return found
+
+    def hashes(self) -> dict[str, list[str]]:
+        """Return the hashes of variables that differ between sources, by path."""
+        found: dict[str, list[str]] = {}
+        for path, texts in self._hashes.items():
+            if not all(isinstance(each, int) for each in texts):
+                own = self.template.digests[path]
+                found[path] = [*itertools.chain(*([own] * e if isinstance(e, int) else e for e in texts))]
+                self._hashes[path] = [found[path]]
+        return found
+
+    def schemas(self, rows: Iterable[int]) -> Iterator[SourceSchema]:
+        """Return the schemas of some sources."""
+        values, hashes = self.values(), self.hashes()
+        for row in rows:
+            made = {path: summarise_coordinate(each[row]) for path, each in values.items()}
+            yield replace(
+                self.template,
+                file=self.files[row],
+                coordinates={**self.template.coordinates, **made},
+                digests={**self.template.digests, **{path: each[row] for path, each in hashes.items()}},
+            )
+
+    def batch(self) -> SourceBatch:
+        """Return the sources as a batch. Coordinates that are equal in all of them have one row too."""
+        columns = [[getattr(file, name) for file in self.files] for name in FILE_COLUMNS[:5]]
+        columns += [[None] * len(self), [0] * len(self)]
+        return SourceBatch(
+            CataloguedSource(self.template.file, {}, self.template),
+            tuple(columns),
+            values=self.values(),
+            hashes=self.hashes(),
+        )
+
+
+def plan_table(
+    table: SchemaTable,
+    options: IngestOptions,
+    *,
+    failures: Sequence[SourceFailure] = (),
+    existing: Existing | None = None,
+) -> IngestPlan:
+    """Plan an ingest as `plan_ingest` does. Sources that follow each other are planned like one source.
+
+    The plan is the same. Its files and its tasks may have runs, which `PlacedFile.files` turns into files.
+    """
+    runs = [] if failures else _new_runs(table, options)
+    if runs:
+        leaders = {run.batch.urls[run.leader]: run for run in runs}
+        in_runs = {url for run in runs for url in run.urls}
+        schemas: list[SourceSchema] = []
+        for alike in table.kinds:
+            urls = [file.url for file in alike.files]
+            schemas += alike.schemas(row for row, url in enumerate(urls) if url not in in_runs or url in leaders)
+        try:
+            plan = plan_ingest(schemas, options, existing=existing, runs=leaders)
+        except InvalidInputError:
+            # The error of a plan of every source names the source that does not fit.
+            pass
+        else:
+            if _is_plan_of_files(plan, leaders):
+                files = table.files()
+                return replace(
+                    plan,
+                    tasks=plan_tasks(plan.datasets, options),
+                    sources=tuple(file.url for file in files),
+                    source_bytes=sum(file.size_bytes for file in files),
+                )
+    return plan_ingest(list(table), options, failures=failures, existing=existing)
+
+
+def _is_plan_of_files(plan: IngestPlan, leaders: Mapping[str, SourceRun]) -> bool:
+    """Return whether a plan with runs is the plan of their sources."""
+    if plan.report.errors or any(issue.file in leaders for issue in plan.report.issues):
+        return False
+    if any(placed is not None and placed.file.url in leaders for r in plan.repeated for placed in (r.kept, r.other)):
+        return False
+    for dataset in plan.datasets:
+        arrays = {array.path: array for array in dataset.arrays}
+        placed = [file for file in dataset.files if file.run is not None]
+        # Chunks of different lengths depend on the length of each file.
+        if placed and not all(array.is_regular for array in arrays.values()):
+            return False
+        for file in placed:
+            run = file.run
+            assert run is not None
+            if {*file.origin} != {run.dim}:
+                return False
+            for path, variable in file.variables.items():
+                array = arrays[path]
+                if run.dim not in variable.dims or variable.dims != array.dims or variable.whole is not None:
+                    return False
+                # References need chunks that end where files end.
+                if array.kind == "virtual" and run.length % array.chunks[array.dims.index(run.dim)] != 0:
+                    return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _NewLine:
+    """Sources with equal schemas along a dimension: the coordinate of each, and whether they can be in runs."""
+
+    alike: _Alike
+    values: npt.NDArray[Any]
+    units: _Units
+    can_run: bool
+
+
+def _new_runs(table: SchemaTable, options: IngestOptions) -> list[SourceRun]:
+    """Return runs of new sources. There are none unless all sources follow each other along one dimension."""
+    arranged = options.sort or options.flip or options.longitudes is not None or options.rename
+    named = options.pattern is not None or options.group_pattern is not None or options.tolerance is not None
+    largest = max(table.kinds, key=len, default=None)
+    if largest is None or len(largest) < _SHORTEST_RUN or arranged or named:
+        return []
+    if options.overlap != "error" or options.region is not None:
+        return []
+    dim = _new_dimension(largest, options)
+    if dim is None:
+        return []
+    lines: list[_NewLine] = []
+    for alike in table.kinds:
+        if (line := _new_line(alike, dim)) is None:
+            return []
+        lines.append(line)
+    if len({line.units for line in lines}) > 1:
+        return []
+    low = np.concatenate([line.values[:, 0].astype(np.float64) for line in lines])
+    high = np.concatenate([line.values[:, -1].astype(np.float64) for line in lines])
+    kind = np.repeat(np.arange(len(lines)), [len(line.alike) for line in lines])
+    rows = np.concatenate([np.arange(len(line.alike)) for line in lines])
+    order = np.argsort(low, kind="stable")
+    if not bool((low[order][1:] > high[order][:-1]).all()):
+        return []
+    numbers = np.concatenate([np.array(line.alike.numbers) for line in lines])
+    first = np.array([min(line.alike.numbers) for line in lines])
+    # Arrays take everything that is not joined from the first source of a kind.
+    is_single = np.array([not line.can_run for line in lines])[kind] | (numbers == first[kind])
+    kind, rows, numbers, is_single = kind[order], rows[order], numbers[order], is_single[order]
+    # The sources of a run follow each other by name too, so that tasks have the same files as without runs.
+    is_edge = np.append(True, (kind[1:] != kind[:-1]) | (np.diff(numbers) != 1) | is_single[1:] | is_single[:-1])
+    runs: list[SourceRun] = []
+    batches: dict[int, tuple[SourceBatch, str]] = {}
+    for part in np.split(np.arange(len(order)), np.flatnonzero(is_edge)[1:]):
+        if len(part) < _SHORTEST_RUN or is_single[part[0]]:
+            continue
+        line, own = lines[kind[part[0]]], rows[part]
+        if id(line) not in batches:
+            groups = [g for g, members in _split(line.alike, options).items() if any(m.variables for m in members)]
+            if len(groups) != 1:
+                return []
+            batches[id(line)] = line.alike.batch(), groups[0]
+        batch, group = batches[id(line)]
+        runs.append(SourceRun(batch, own, group, dim, line.values[own], int(own[0])))
+    return runs
+
+
+def _split(alike: _Alike, options: IngestOptions) -> dict[str, Any]:
+    return dict(split_datasets([(0, alike.template)], options))
+
+
+def _new_dimension(alike: _Alike, options: IngestOptions) -> str | None:
+    """Return the dimension along which sources differ, if it is one."""
+    if options.append_dim is not None:
+        return options.append_dim
+    if options.concat_dims is not None:
+        return options.concat_dims[0] if len(options.concat_dims) == 1 else None
+    variables = alike.template.variables
+    found = [path for path in alike.values() if variables[path].dims == (path,)]
+    return found[0] if len(found) == 1 else None
+
+
+def _new_line(alike: _Alike, dim: str) -> _NewLine | None:
+    """Return sources along a dimension, or None if their coordinate does not rise or is not known as numbers."""
+    schema, values, hashes = alike.template, alike.values(), alike.hashes()
+    variable, coordinate = schema.variables.get(dim), schema.coordinates.get(dim)
+    if variable is None or coordinate is None or variable.dims != (dim,):
+        return None
+    if coordinate.values is None or coordinate.values.dtype.kind not in "iuf" or not coordinate.size:
+        return None
+    own = values.get(dim)
+    if own is None:
+        own = np.broadcast_to(coordinate.values, (len(alike), coordinate.size))
+    # Rises without a gap for NaN, which is neither greater nor smaller.
+    if not bool((own[:, 1:] > own[:, :-1]).all()) or bool(np.isnan(own.astype(np.float64)).any()):
+        return None
+    along = {path for path, each in schema.variables.items() if dim in each.dims}
+    # The coordinates of a run are made of columns, and what is not joined is equal in all sources.
+    known = all(path in values for path in schema.coordinates if path in along)
+    can_run = known and all(path in along for path in (*values, *hashes)) and all("/" not in path for path in along)
+    return _NewLine(alike, own, _units(schema, dim), can_run)

@@ -32,7 +32,7 @@ from icefloe.ingest.chunk_grids import (
 )
 from icefloe.ingest.members import encoding_difference
 from icefloe.ingest.parsers.registry import OpenSource, open_source
-from icefloe.ingest.source_model import SourceFile, SourceSchema, SourceVariable, digest_values
+from icefloe.ingest.source_model import SourceFile, SourceVariable, digest_values
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.zarr_document import ChunkLengths
@@ -58,21 +58,53 @@ class PlacedFile:
         """What tells it apart from other files, and from other parts of the same file."""
         return self.file.url, tuple(self.origin.values())
 
+    @property
+    def count(self) -> int:
+        """The number of files."""
+        return 1 if self.run is None else len(self.run)
+
     def files(self, window: Window) -> list[PlacedFile]:
         """Return the files of a run that have cells in a window. A single file is returned as it is."""
         run = self.run
         if run is None:
             return [self]
-        origin = self.origin[run.dim]
-        first, end = window.get(run.dim, (origin, origin + len(run) * run.length))
-        variables = {}
-        for path, v in self.variables.items():
-            shape = tuple(run.length if d == run.dim else n for d, n in zip(v.dims, v.shape, strict=True))
-            variables[path] = replace(v, shape=shape)
+        origin, variables = self.origin[run.dim], self._of_files(1)
         return [
             PlacedFile(run.file(i), self.format, {**self.origin, run.dim: origin + i * run.length}, variables)
-            for i in run.between(first - origin, end - origin)
+            for i in self._between(window)
         ]
+
+    def within(self, window: Window) -> PlacedFile:
+        """Return the part of a run that has cells in a window. A single file is returned as it is."""
+        if self.run is None:
+            return self
+        chosen = self._between(window)
+        return self.take(chosen.start, chosen.stop)
+
+    def take(self, first: int, end: int) -> PlacedFile:
+        """Return the files [first, end) of a run as a run."""
+        run = self.run
+        if run is None or (first, end) == (0, len(run)):
+            return self
+        origin = {**self.origin, run.dim: self.origin[run.dim] + first * run.length}
+        return PlacedFile(run.file(first), self.format, origin, self._of_files(end - first), run.take(first, end))
+
+    def _between(self, window: Window) -> range:
+        """Return the indexes of the files of a run that have cells in a window."""
+        run = self.run
+        assert run is not None
+        origin = self.origin[run.dim]
+        first, end = window.get(run.dim, (origin, origin + len(run) * run.length))
+        return run.between(first - origin, end - origin)
+
+    def _of_files(self, count: int) -> dict[str, SourceVariable]:
+        """Return the variables of some files of a run."""
+        run, variables = self.run, dict(self.variables)
+        assert run is not None
+        for path, v in variables.items():
+            lengths = zip(v.dims, v.shape, strict=True)
+            variables[path] = replace(v, shape=tuple(count * run.length if d == run.dim else n for d, n in lengths))
+        return variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +140,23 @@ class IngestTask:
     window: Window
     files: tuple[PlacedFile, ...]
     bytes: int
+
+    def of_files(self) -> IngestTask:
+        """Return the same task with the files of runs.
+
+        Returns
+        -------
+        IngestTask
+            The task.
+
+        Examples
+        --------
+        >>> IngestTask(0, "native", ("t",), {"time": (0, 10)}, (), 80).of_files().files
+        ()
+        """
+        if all(placed.run is None for placed in self.files):
+            return self
+        return replace(self, files=tuple(file for placed in self.files for file in placed.files(self.window)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +215,7 @@ class _LayerFiles:
         high = np.array([window[d][1] for d in self._dims], dtype=np.int64)
         inside = ((self._boxes[:, :, 0] < high) & (self._boxes[:, :, 1] > low)).all(axis=1)
         found = [self._files[i] for i in np.flatnonzero(inside)]
-        return tuple(f for f in found if any(array.path in f.variables for array in group))
+        return tuple(f.within(window) for f in found if any(array.path in f.variables for array in group))
 
 
 def _box(file: PlacedFile, variable: SourceVariable, dims: Sequence[str]) -> list[tuple[int, int]]:
@@ -239,17 +288,22 @@ def plan_virtual_tasks(
     """Yield tasks with limited numbers of files and estimated references."""
     paths = {a.path for a in arrays}
     batch: list[PlacedFile] = []
-    references = 0
+    count = references = 0
     for file in files:
         own = [file.variables[p] for p in paths if p in file.variables]
         if not own:
             continue
-        count = sum(_reference_count(v) for v in own)
-        if batch and (len(batch) >= files_per_task or references + count > references_per_task):
-            yield _virtual(paths, batch)
-            batch, references = [], 0
-        batch.append(file)
-        references += count
+        # The files of a run have chunks of their own.
+        each = sum(_reference_count(v) for v in own) // file.count
+        taken = 0
+        while taken < file.count:
+            if batch and (count >= files_per_task or references + each > references_per_task):
+                yield _virtual(paths, batch)
+                batch, count, references = [], 0, 0
+            room = min(files_per_task - count, (references_per_task - references) // max(1, each))
+            end = min(file.count, taken + max(1, room))
+            batch.append(file.take(taken, end))
+            count, references, taken = count + end - taken, references + each * (end - taken), end
     if batch:
         yield _virtual(paths, batch)
 
@@ -413,12 +467,11 @@ def _changed(url: str) -> InvalidInputError:
     )
 
 
-def check_stores(schemas: Sequence[SourceSchema], access: SourceAccess) -> None:
+def check_stores(stores: Sequence[SourceFile], access: SourceAccess) -> None:
     """Refuse Zarr stores of which an object was replaced, added or removed since their schemas were read.
 
     Call this before the commit. It lists every store once more.
     """
-    stores = [schema.file for schema in schemas if schema.format == "zarr"]
     if not stores:
         return
     with ThreadPoolExecutor(_CHECKING_THREADS) as pool:

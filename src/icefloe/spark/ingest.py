@@ -8,7 +8,7 @@ import os
 import pickle
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, fields, replace
@@ -23,7 +23,8 @@ from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
-from icefloe.ingest.source_model import SchemaInterner, SourceFailure, SourceFile, SourceSchema, intern_schemas
+from icefloe.ingest.runs import SchemaTable
+from icefloe.ingest.source_model import SchemaInterner, SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
 from icefloe.ingest.sync import SyncResult, SyncSettings, sync_sources
 from icefloe.ingest.sync_plan import SyncPlan
@@ -112,32 +113,63 @@ def _load_modules(_: int) -> None:
 
 def read_while_starting(
     starting: Future[Any], files: Sequence[SourceFile], access: SourceAccess, format: str | None
-) -> tuple[int, Schemas]:
-    """Read schemas in this process until Spark has started. Return the number of files, and what was read."""
+) -> Iterator[tuple[Sequence[SourceFile], Schemas]]:
+    """Read schemas in this process until Spark has started. Return some files after the others, and what was read."""
     done = 0
-    schemas: list[SourceSchema] = []
-    failures: list[SourceFailure] = []
     while done < len(files) and not starting.done():
         part = files[done : done + _FILES_WHILE_STARTING]
-        found, broken = read_schemas(part, access, format)
-        schemas, failures, done = schemas + found, failures + broken, done + len(part)
-    return done, (intern_schemas(schemas), failures)
+        yield part, read_schemas(part, access, format)
+        done += len(part)
 
 
 def fetch_schemas(
     spark: SparkSession, files: Sequence[SourceFile], access: SourceAccess, format: str | None, shown: bool | None
-) -> Schemas:
-    """Schemas of the files that can be read, and why the others cannot."""
+) -> Iterator[tuple[Sequence[SourceFile], Schemas]]:
+    """Return some files after the others, the schemas of those that can be read, and why the others cannot."""
     if len(files) < FILES_FOR_SPARK:
-        return read_schemas(files, access, format)
+        yield files, read_schemas(files, access, format)
+        return
     step = min(_MOST_FILES_PER_TASK, -(-len(files) // (parallelism(spark) * _TASKS_PER_CORE)))
     batches = [files[start : start + step] for start in range(0, len(files), step)]
     job = SparkJob(_ReadSchemas(access, format), f"reading {len(files):,} schemas", shown)
-    interner, found, failures = SchemaInterner(files), list[SourceSchema](), list[SourceFailure]()
-    for schemas, failed in iterate_tasks(spark, job, batches):
-        found += interner.share(schemas)
+    yield from zip(batches, iterate_tasks(spark, job, batches), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadSources:
+    """The schemas of all sources that can be read, the others, and the Spark session."""
+
+    session: SparkSession
+    schemas: SchemaTable
+    failures: list[SourceFailure]
+    workers: Future[None] | None = None
+    """Done when the Python workers have started, if this job starts Spark."""
+
+
+def _read_sources(
+    spark: SparkSession | Callable[[], SparkSession],
+    files: Sequence[SourceFile],
+    access: SourceAccess,
+    options: IngestOptions,
+    shown: bool | None,
+) -> _ReadSources:
+    """Read the schemas of all sources. Those of a few files are in memory at a time, and the rest in a table."""
+    schemas, failures, count = SchemaTable(options=options), list[SourceFailure](), 0
+    workers: Future[None] | None = None
+    if callable(spark):
+        starting = _start_in_thread(spark)
+        workers = starting.workers
+        for part, (read, failed) in read_while_starting(workers, files, access, options.format):
+            schemas.add(read, part)
+            failures += failed
+            count += len(part)
+        session = starting.session.result()
+    else:
+        session = spark
+    for part, (read, failed) in fetch_schemas(session, files[count:], access, options.format, shown):
+        schemas.add(read, part)
         failures += failed
-    return found, failures
+    return _ReadSources(session, schemas, failures, workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,19 +368,11 @@ def ingest(
         if not files:
             tip = publish_batches(repository, branch, staging)
             return IngestOutcome(job_id, None, tip, known, seconds=time.monotonic() - started)
-    workers: Future[None] | None = None
-    if callable(spark):
-        starting = _start_in_thread(spark)
-        workers = starting.workers
-        count, (schemas, failures) = read_while_starting(workers, files, access, options.format)
-        session = starting.session.result()
-    else:
-        count, schemas, failures, session = 0, [], [], spark
-    found_late, failed_late = fetch_schemas(session, files[count:], access, options.format, progress)
-    schemas, failures = schemas + found_late, failures + failed_late
+    first = _read_sources(spark, files, access, options, progress)
+    session, workers, schemas, failures = first.session, first.workers, first.schemas, first.failures
     fixed = "task_bytes" in more or "files_per_task" in more
-    found = FirstPass(tuple(files), tuple(schemas), tuple(failures), options, fixed)
-    allowed = name_sources(named, schemas, options, access, containers)
+    found = FirstPass(tuple(files), schemas, tuple(failures), options, fixed)
+    allowed = name_sources(named, schemas.referenced(), options, access, containers)
     if dry_run or repository is None:
         existing = Existing() if repository is None else read_existing(repository.readonly_session(branch), allowed)
         plan = plan_first_pass(session, found, existing, options)
@@ -525,7 +549,11 @@ class SparkEngine:
     shown: bool | None = None
 
     def read(self, files: Sequence[SourceFile]) -> Schemas:
-        return fetch_schemas(self.spark, files, self.access, self.format, self.shown)
+        interner, found, failures = SchemaInterner(files), list[SourceSchema](), list[SourceFailure]()
+        for _, (schemas, failed) in fetch_schemas(self.spark, files, self.access, self.format, self.shown):
+            found += interner.share(schemas)
+            failures += failed
+        return found, failures
 
     def run(self, plan: SyncPlan, session: Session) -> list[TaskResult]:
         return _run_sync_tasks(self.spark, plan, session, self.access, self.shown)

@@ -25,7 +25,7 @@ from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
 from icefloe.ingest.local_ingest import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
-from icefloe.ingest.plan import IngestPlan, check_plan, plan_ingest
+from icefloe.ingest.plan import IngestPlan, check_plan
 from icefloe.ingest.record import (
     fingerprint,
     ingest_metadata,
@@ -35,7 +35,8 @@ from icefloe.ingest.record import (
     store_containers,
     with_stored_containers,
 )
-from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
+from icefloe.ingest.runs import SchemaTable, plan_table
+from icefloe.ingest.source_model import SourceFailure, SourceFile
 from icefloe.ingest.sources import IngestOptions, OnError, natural_key
 from icefloe.ingest.target_arrays import fill_means_missing
 from icefloe.ingest.write_tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
@@ -91,13 +92,18 @@ def _task_shift(old: IngestTask, new: IngestTask) -> Mapping[str, int] | None:
         return None
     shifts: dict[str, int] = {}
     for a, b in zip(old.files, new.files, strict=True):
-        if a.file != b.file or a.origin.keys() != b.origin.keys():
+        if a.file != b.file or _urls(a) != _urls(b) or a.origin.keys() != b.origin.keys():
             return None
         for dim, origin in a.origin.items():
             if shifts.setdefault(dim, b.origin[dim] - origin) != b.origin[dim] - origin:
                 return None
     expected = {dim: (first + shifts.get(dim, 0), end + shifts.get(dim, 0)) for dim, (first, end) in old.window.items()}
     return shifts if expected == dict(new.window) else None
+
+
+def _urls(placed: PlacedFile) -> Sequence[str]:
+    """Return the files of a run."""
+    return () if placed.run is None else placed.run.urls
 
 
 def _array_offset(old: ArrayPlan, new: ArrayPlan, shifts: Mapping[str, int]) -> tuple[int, ...] | None:
@@ -127,7 +133,7 @@ def _starts(array: ArrayPlan, task: IngestTask) -> Iterator[tuple[int, ChunkLeng
         if task.kind == "native":
             yield task.window[dim][0], lengths
         else:
-            yield from ((placed.origin.get(dim, 0), lengths) for placed in task.files)
+            yield from ((placed.origin.get(dim, 0), lengths) for placed in task.of_files().files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +188,7 @@ class IngestWork:
     on_error: OnError
 
     def __call__(self, open_fork: OpenFork, task: IngestTask) -> tuple[ForkSession, IngestReport]:
-        fork = open_fork()
+        task, fork = task.of_files(), open_fork()
         try:
             return fork, IngestReport(self._run(task, SessionSink(fork)))
         except _BROKEN as error:
@@ -251,7 +257,7 @@ class FirstPass:
     """The sources and the results of the first pass."""
 
     files: tuple[SourceFile, ...]
-    schemas: tuple[SourceSchema, ...]
+    schemas: SchemaTable
     failures: tuple[SourceFailure, ...]
     options: IngestOptions
     fixed_tasks: bool = False
@@ -308,7 +314,7 @@ class IngestCommit:
 
 def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, options: IngestOptions) -> IngestPlan:
     """Return the plan. Unless the caller gave a task size, tasks are small enough to use every core."""
-    plan = plan_ingest(found.schemas, options, failures=found.failures, existing=existing)
+    plan = plan_table(found.schemas, options, failures=found.failures, existing=existing)
     wanted = parallelism(spark) * TASKS_PER_CORE
     if found.fixed_tasks or len(plan.tasks) >= wanted:
         return plan
@@ -317,13 +323,13 @@ def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, o
     finer = replace(
         options, task_bytes=min(options.task_bytes, size), files_per_task=min(options.files_per_task, files)
     )
-    return plan_ingest(found.schemas, finer, failures=found.failures, existing=existing)
+    return plan_table(found.schemas, finer, failures=found.failures, existing=existing)
 
 
 def commit_with_retry(spark: SparkSession, job: IngestJob) -> IngestCommit:
     """Write and commit. If the branch has new commits, retry until it succeeds or there is a real conflict."""
     attempt = _attempt(spark, job, job.options, None)
-    check_stores(job.first_pass.schemas, job.access)
+    check_stores(job.first_pass.schemas.files("zarr"), job.access)
     for number in range(1, MOST_ATTEMPTS + 1):
         references = sum(each.parts.chunks for each in attempt.written)
         metadata = _metadata(job, attempt, references, number)
@@ -509,7 +515,7 @@ def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
     """Divide the first pass into batches along the appended dimension. Sources of one position stay together."""
     dimension = str(whole.options.append_dim)
     origins: dict[str, int] = {}
-    for placed in (placed for task in whole.tasks for placed in task.files):
+    for placed in (placed for task in whole.tasks for placed in task.of_files().files):
         origin = placed.origin.get(dimension, 0)
         origins[placed.file.url] = min(origin, origins.get(placed.file.url, origin))
     schemas = sorted(found.schemas, key=lambda s: (origins.get(s.file.url, 0), natural_key(s.file.url)))
@@ -518,16 +524,17 @@ def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
         moved_on = origins.get(schemas[index].file.url) != origins.get(schemas[index - 1].file.url)
         if moved_on and index - edges[-1] >= batch:
             edges.append(index)
-    parts = []
+    parts, lasts = [], []
     for first, end in zip(edges, [*edges[1:], len(schemas)], strict=True):
         chosen = schemas[first:end]
         urls = {schema.file.url for schema in chosen}
+        lasts.append(natural_key(chosen[-1].file.url))
         files = tuple(file for file in found.files if file.url in urls)
-        parts.append(replace(found, files=files, schemas=tuple(chosen), failures=()))
+        parts.append(replace(found, files=files, schemas=SchemaTable(chosen, found.options), failures=()))
     # A skipped source belongs to the batch whose sources are next to it by name.
     for failure in found.failures:
         key = natural_key(failure.file.url)
-        index = next((i for i, p in enumerate(parts) if key <= natural_key(p.schemas[-1].file.url)), len(parts) - 1)
+        index = next((i for i, last in enumerate(lasts) if key <= last), len(parts) - 1)
         part = parts[index]
         parts[index] = replace(part, files=(*part.files, failure.file), failures=(*part.failures, failure))
     return parts
