@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,25 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 if settings().derandomize and hasattr(providers, "_get_local_constants"):
     # Hypothesis draws constants of the modules that are loaded. Which ones are depends on the tests that ran before.
     setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and collected tests out of garbage collections, which would go through all of them each time.
+
+    They stay until the end in any case.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Extension modules report what was not collected before the process ends."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import zarr
+from tests.servers.web import serving
 
 from icefloe import icechunk
 
@@ -48,19 +48,10 @@ def server(tmp_path: Path) -> Iterator[str]:
     repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
     with repo.transaction("main", message="A group") as store:
         zarr.group(store, attributes={"a": 1})
-    servers = [
-        ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))),
-        ThreadingHTTPServer(("127.0.0.1", 0), Redirecting),
-    ]
-    threads = [threading.Thread(target=each.serve_forever, daemon=True) for each in servers]
-    for thread in threads:
-        thread.start()
-    Redirecting.target = f"http+icechunk://127.0.0.1:{servers[0].server_port}/repo"
-    Redirecting.asked.clear()
-    yield f"http://127.0.0.1:{servers[1].server_port}"
-    for each in servers:
-        each.shutdown()
-        each.server_close()
+    with serving(partial(Quiet, directory=str(tmp_path))) as files, serving(Redirecting) as redirecting:
+        Redirecting.target = f"http+icechunk://127.0.0.1:{files.server_port}/repo"
+        Redirecting.asked.clear()
+        yield f"http://127.0.0.1:{redirecting.server_port}"
 
 
 def test_the_server_is_asked_once_at_the_first_use(server: str) -> None:

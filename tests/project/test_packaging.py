@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.project.modules import parse_module
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -45,10 +46,10 @@ def name_of(requirement: str) -> str:
 
 def top_level_imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parse_module(path).imports:
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             found.add(node.module.partition(".")[0])
     return found
 
@@ -162,9 +163,7 @@ def test_no_source_file_is_longer_than_a_person_reads() -> None:
 
 
 def test_every_source_file_says_what_question_it_answers() -> None:
-    silent = [
-        path for path in SOURCES if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [path for path in SOURCES if path.read_text().strip() and not parse_module(path).docstring]
     assert silent == []
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import http.server
 import pickle
-import threading
 import traceback
 from collections.abc import Iterator
 
 import pytest
 import zarr
+from tests.servers.web import serving
 
 import icefloe
 from icefloe.blocking import run_blocking
@@ -38,14 +38,9 @@ class _Noting(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[str]]]:
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Noting)
-    served.heard = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=served.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{served.server_port}", served.heard  # type: ignore[attr-defined]
-    served.shutdown()
-    thread.join()
-    served.server_close()
+    heard: list[str] = []
+    with serving(_Noting, heard=heard) as served:
+        yield f"127.0.0.1:{served.server_port}", heard
 
 
 @pytest.mark.parametrize("form", ["http://user:{0}@{1}/x", "http://{0}@{1}/x", "http://{1}/x?sig={0}&sv=1"])

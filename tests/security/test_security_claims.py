@@ -5,16 +5,16 @@ from __future__ import annotations
 import http.server
 import logging
 import pickle
-import threading
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import zarr
 import zstandard
+from tests.servers.web import serving
 
 import icefloe
 from icefloe.blocking import run_blocking
@@ -47,7 +47,11 @@ def test_yaml_makes_no_python_objects(text: str) -> None:
     assert all(isinstance(value, dict | list | str | int | float | bool | None) for value in found.values())
 
 
-@pytest.mark.parametrize("text", ["[" * 5000, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: {" * 3000, "- just\n- a list"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5000, "a: &a [x, x]\nb: &b [*a, *a]\n" + "c: {" * 3000, "- just\n- a list"],
+    ids=["brackets", "aliases", "list"],
+)
 def test_nonsense_yaml_is_refused(text: str) -> None:
     with pytest.raises(IcefloeError):
         decode_yaml(text)
@@ -222,24 +226,10 @@ class _Redirecting(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def _serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """A web server on this machine; its port."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture
 def redirecting() -> Iterator[str]:
-    with _serving(_Redirecting) as port:
-        yield f"http://127.0.0.1:{port}"
+    with serving(_Redirecting) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_a_web_server_cannot_redirect_to_local_files(redirecting: str) -> None:
@@ -267,8 +257,8 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
 
 def test_a_redirect_to_another_host_takes_no_credentials_along() -> None:
     _Elsewhere.heard.clear()
-    with _serving(_Elsewhere) as elsewhere:
-        address = f"http://localhost:{elsewhere}/there"
+    with serving(_Elsewhere) as elsewhere:
+        address = f"http://localhost:{elsewhere.server_port}/there"
 
         class Sending(_Redirecting):
             def do_GET(self) -> None:
@@ -277,9 +267,9 @@ def test_a_redirect_to_another_host_takes_no_credentials_along() -> None:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-        with _serving(Sending) as port:
+        with serving(Sending) as server:
             headers = {"Authorization": f"Bearer {SECRET}", "Cookie": f"key={SECRET}"}
-            storage = icefloe.http_storage(f"http://127.0.0.1:{port}", headers=headers)
+            storage = icefloe.http_storage(f"http://127.0.0.1:{server.server_port}", headers=headers)
             assert run_blocking(storage.get("anything")) == b"data"
     (heard,) = _Elsewhere.heard
     assert SECRET not in str(heard) and "authorization" not in heard and "cookie" not in heard

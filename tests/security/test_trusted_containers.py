@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.server
 import pickle
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zarr
+from tests.servers.web import serving
 
 import icefloe
 from icefloe.errors import VirtualChunkError
@@ -48,14 +48,9 @@ class _Attacker(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def attacker() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Attacker)
-    server.heard = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", server.heard  # type: ignore[attr-defined]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    heard: list[dict[str, str]] = []
+    with serving(_Attacker, heard=heard) as server:
+        yield f"http://127.0.0.1:{server.server_port}", heard
 
 
 def hostile(

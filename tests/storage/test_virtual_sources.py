@@ -7,11 +7,11 @@ import functools
 import http.server
 import os
 import pickle
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers.web import serving
 
 from icefloe.errors import (
     InvalidInputError,
@@ -180,14 +180,9 @@ def web(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "a b").mkdir()
     (tmp_path / "a b" / "f.nc").write_bytes(bytes(range(100)))
     handler = functools.partial(RangeHandler, directory=str(tmp_path))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     (tmp_path / "f").write_bytes(bytes(range(100)))
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(handler) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.parametrize("folder", ["files", "moved", "whole"])
