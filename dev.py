@@ -24,8 +24,10 @@ ROOT = Path(__file__).resolve().parent
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 SPARK_VERSIONS = ("3.5", "4.0", "4.1")
 """Older versions of Spark, which the thorough run tests. The lock files have the newest one."""
-QUICK = "not slow and not spark and not s3 and not browser"
+QUICK = "not slow and not long and not spark and not s3 and not browser"
 ORDINARY = "not slow"
+LONG_SECONDS = 0.5
+"""The quick run lists its slowest tests from here on: candidates for the mark `long`."""
 
 # `.pre-commit-config.yaml` has the same checks. The import cache stores how a name was resolved and misses modules that
 # were added later, so it would report wrong imports.
@@ -272,6 +274,8 @@ def do_test(arguments: argparse.Namespace, rest: list[str]) -> int:
         command += [f"--hypothesis-seed={arguments.seed}"]
     if not arguments.thorough:
         command += ["-m", QUICK if arguments.quick else ORDINARY]
+    if arguments.quick:
+        command += ["--durations=10", f"--durations-min={LONG_SECONDS}"]
     say("pytest" + (" (quick)" if arguments.quick else " (thorough)" if arguments.thorough else ""))
     code = attempt([*command, *rest], **test_variables(arguments), **activated(environment))
     if arguments.thorough:
@@ -411,7 +415,7 @@ def install_uv(folder: Path) -> str:
 
 JOBS = {
     "demo": (do_demo, "ingest a month of synthetic weather on local Spark, branch it, and draw a picture"),
-    "test": (do_test, "run all checks and tests (--quick: only the fast ones, --thorough: the long ones too)"),
+    "test": (do_test, "run all checks and tests (--quick: the short ones, --thorough: the slow ones too)"),
     "lint": (do_lint, "run ruff, mypy and the import checks (--fix: let ruff change files first)"),
     "docs": (do_docs, "build the site into site/ (--serve: look at it while you write)"),
     "bench": (do_bench, "run the benchmarks beside the official package and write docs/performance.md"),
@@ -434,7 +438,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         )
         job.add_argument("--python", metavar="X.Y", help="use this Python version, in a separate environment")
         if name == "test":
-            job.add_argument("--quick", action="store_true", help="also skip the tests marked spark, s3 and browser")
+            job.add_argument(
+                "--quick", action="store_true", help="also skip the tests marked long, spark, s3 and browser"
+            )
             job.add_argument("--thorough", action="store_true", help="also run the tests marked slow")
             job.add_argument(
                 "--browser", action="store_true", help="install Chromium if it is missing, as root on Debian"

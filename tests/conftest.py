@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from icefloe.model.capabilities import SpecVersion
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage, s3_storage
 from icefloe.storage.contract import Storage
 from tests.servers.java import spark_missing, spark_too_old
@@ -28,7 +29,7 @@ _EVERY_PROFILE: dict[str, Any] = {
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("dev", max_examples=50, derandomize=True, **_EVERY_PROFILE)
+settings.register_profile("dev", max_examples=20, derandomize=True, **_EVERY_PROFILE)
 settings.register_profile("ci", max_examples=64, derandomize=True, **_EVERY_PROFILE)
 settings.register_profile("seeded", max_examples=64, **_EVERY_PROFILE)
 settings.register_profile("thorough", max_examples=300, **_EVERY_PROFILE)
@@ -57,14 +58,31 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+QUICK_GENERATION = SpecVersion.REPOSITORY
+"""The generation of which the quick run has the tests that take long for all generations."""
+
+
+def generations_of(item: pytest.Item) -> set[SpecVersion]:
+    """The generations that the parameters of a test name."""
+    parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    values = [each for value in parameters.values() for each in (value if isinstance(value, tuple) else (value,))]
+    names = {each.value if isinstance(each, SpecVersion) else each for each in values if isinstance(each, Hashable)}
+    return {version for version in SpecVersion if version.value in names}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spark tests run in one process, where they share a session, and are skipped where Spark cannot run.
 
-    `pytest.mark.spark(4, 0)` is a test of something that Spark has since 4.0.
+    `pytest.mark.spark(4, 0)` is a test of something that Spark has since 4.0. Cases of `pytest.mark.every_generation`
+    are long, except for those of one generation.
     """
     reason = spark_missing()
     for item in items:
+        if item.get_closest_marker("every_generation"):
+            named = generations_of(item)
+            if named and QUICK_GENERATION not in named:
+                item.add_marker(pytest.mark.long)
         if marker := item.get_closest_marker("spark"):
             item.add_marker(pytest.mark.xdist_group("spark"))
             if skip := reason or spark_too_old(marker.args):

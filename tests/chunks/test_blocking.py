@@ -144,6 +144,7 @@ async def _at_once() -> tuple[int, int]:
     return 7, 1
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("lock_is_held", [False, True])
 def test_a_forked_child_loads_what_its_parent_was_loading(lock_is_held: bool) -> None:

@@ -135,6 +135,7 @@ def test_the_app_runs_under_the_test_runner_of_typer(place: str) -> None:
     assert [branch["name"] for branch in json.loads(result.stdout)] == ["main", "side"]
 
 
+@pytest.mark.long
 def test_a_real_process_prints_and_exits(place: str, tmp_path: Path) -> None:
     def icefloe_command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -152,6 +153,7 @@ def test_a_real_process_prints_and_exits(place: str, tmp_path: Path) -> None:
     assert "Did you mean 'log'" in icefloe_command("lgo", place).stderr
 
 
+@pytest.mark.long
 def test_a_reader_that_closes_the_pipe_is_no_error(place: str) -> None:
     command = f'"{sys.executable}" -m icefloe.cli.app cat "{place}" ground/t2m | true; exit ${{PIPESTATUS[0]}}'
     told = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -211,6 +213,7 @@ def test_log_lists_and_draws(run: Run, ask: Ask, place: str) -> None:
     assert "(side) Side [bold]work[/]" in run("log", place, "--graph")
 
 
+@pytest.mark.long
 def test_time_travel_goes_to_the_branch_as_it_was(run: Run, ask: Ask, tmp_path: Path) -> None:
     where = str(tmp_path / "slow")
     repository = icefloe.Repository.create(where)
@@ -287,6 +290,7 @@ def test_ls_lists_groups_and_chunks(run: Run, ask: Ask, place: str) -> None:
     assert "4 chunks of 4" in run("ls", place, "ground/t2m")
 
 
+@pytest.mark.long
 def test_cat_prints_values_documents_and_bytes(run: Run, ask: Ask, place: str, tmp_path: Path) -> None:
     assert run("cat", place, "ground/x") == "[0 1 2 3]\n"
     assert ask("cat", place, "ground/t2m", "--slice", "1,:3")["values"] == [64.0, 65.0, 66.0]
@@ -383,6 +387,7 @@ def test_commands_that_inspect_work_on_every_generation(run: Run, ask: Ask, tmp_
     assert ask("show", where, short)["message"] == "data"
 
 
+@pytest.mark.long
 @pytest.mark.compat
 def test_repositories_of_official_releases_are_shown(run: Run, ask: Ask, fixtures_folder: Path) -> None:
     for where in sorted(str(path) for path in fixtures_folder.glob("*/repo")):
@@ -403,6 +408,7 @@ def test_a_repository_on_an_object_store_is_named_by_url(ask: Ask, s3_server: S3
     assert len(ask("log", where, "--graph", *options)["refs"]) == 2
 
 
+@pytest.mark.long
 def test_colours_are_for_terminals_only(place: str) -> None:
     environment = {**os.environ, "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)

@@ -47,6 +47,7 @@ def test_expire_and_gc(past: Past, place: str, capsys: pytest.CaptureFixture[str
     past.check(icefloe.Repository.open(place))
 
 
+@pytest.mark.long
 def test_maintenance_writes_no_warnings(place: str) -> None:
     for verb in (["expire", place, "--retain-last", "2"], ["gc", place, "--older-than", "0s"], ["verify", place]):
         code = f"import sys; from icefloe.cli.app import main; sys.exit(main({verb!r}))"

@@ -189,6 +189,7 @@ def deaths(step: int) -> Iterator[tuple[int, FaultKind]]:
         yield at, FaultKind.LOSE_ANSWER
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("old", "new"), PAIRS_TO_KILL)
 def test_dying_at_any_request_leaves_the_source_and_a_second_run_finishes(
@@ -211,6 +212,7 @@ def test_dying_at_any_request_leaves_the_source_and_a_second_run_finishes(
     assert number > 20 // step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("old", "new"), PAIRS_TO_KILL)
 def test_dying_at_any_request_in_place_leaves_a_whole_repository(tmp_path: Path, old: str, new: str, step: int) -> None:
@@ -287,6 +289,7 @@ def test_a_damaged_copy_is_noticed_before_anyone_finds_it(tmp_path: Path) -> Non
 # -- repositories of official releases -------------------------------------------------------------------------------
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_repositories_of_official_releases_are_converted(

@@ -16,6 +16,7 @@ VERSIONS = [version.value for version in SpecVersion]
 PAIRS = [(a, b) for a in VERSIONS for b in VERSIONS if a != b]
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_a_repository_is_converted_to_another_place(tmp_path: Path, old: str, new: str) -> None:
     source = make_repository(tmp_path / "source", old, virtual=_folder(tmp_path / "virtual"))
@@ -32,6 +33,7 @@ def test_a_repository_is_converted_to_another_place(tmp_path: Path, old: str, ne
     go_on(done.repository)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_a_repository_is_converted_in_its_place(tmp_path: Path, old: str, new: str) -> None:
     source = make_repository(tmp_path / "repo", old, virtual=_folder(tmp_path / "virtual"))

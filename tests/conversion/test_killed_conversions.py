@@ -52,6 +52,7 @@ def deaths(run: Callable[[Fault], int], step: int) -> Iterator[str]:
             yield f"{kind.value} operation {number}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new", "step"), STEPS)
 def test_a_process_that_dies_converting_leaves_the_source_and_a_second_run_finishes(
     tmp_path: Path, old: str, new: str, step: int
@@ -73,6 +74,7 @@ def test_a_process_that_dies_converting_leaves_the_source_and_a_second_run_finis
         assert not (target / JOURNAL_KEY).exists(), death
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("old", "new", "step"), STEPS)
 def test_a_process_that_dies_converting_in_place_leaves_a_whole_repository(
     tmp_path: Path, old: str, new: str, step: int

@@ -46,6 +46,7 @@ def check_both(ours: icefloe.Repository, theirs: Any) -> None:
                 assert set(getattr(diffs[0], field)) == set(getattr(diffs[1], field)), (newer.message, field)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("in_place", [False, True])

@@ -39,6 +39,7 @@ def write(repo: icefloe.Repository, value: int) -> icefloe.Session:
     return session
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", PAIRS)
 def test_nothing_that_was_open_before_a_conversion_in_place_loses_data_after_it(pair: str) -> None:
     old, new = pair.split(" to ")
@@ -99,6 +100,7 @@ def _commit(session: icefloe.Session | None, storage: Storage) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies"])
 @pytest.mark.parametrize("opened", ["before", "during"])
 @pytest.mark.parametrize("pair", SOME_PAIRS)
@@ -136,6 +138,7 @@ def test_no_commit_is_lost_whenever_it_meets_a_conversion_in_place(
     assert acknowledged[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pair", ["repository to icechunk1", "icechunk1 to icechunk2", "icechunk2 to repository"])
 def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = pair.split(" to ")
@@ -165,6 +168,7 @@ def test_nothing_is_collected_while_a_conversion_is_unfinished(pair: str, monkey
     assert unfinished >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "elsewhere"])
 @pytest.mark.parametrize("pair", SOME_PAIRS)
 def test_history_may_expire_between_an_interrupted_conversion_and_its_second_run(

@@ -191,6 +191,7 @@ def lossy(run: Callable[..., icefloe.Conversion]) -> list[str]:
     return words
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize(("old", "new"), list(itertools.permutations(VERSIONS, 2)))
 def test_for_every_pair_what_does_not_fit_is_refused_with_nothing_written(tmp_path: Path, old: str, new: str) -> None:
     place, target = tmp_path / "source", tmp_path / "target"

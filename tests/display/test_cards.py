@@ -156,6 +156,7 @@ def test_times_are_told_in_utc() -> None:
     assert "2026-01-01 00:00:00 UTC" in info._repr_html_()
 
 
+@pytest.mark.long
 def test_the_library_names_load_when_they_are_used() -> None:
     code = (
         "import sys, icefloe; own = 'icefloe.repository.repository'; assert own not in sys.modules; "

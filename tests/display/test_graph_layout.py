@@ -7,6 +7,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,6 +152,7 @@ def test_a_plain_graph_has_no_colours() -> None:
     assert "#" not in graph._repr_html_().partition("<svg")[2]
 
 
+@pytest.mark.long
 def test_ten_thousand_commits_on_fifty_branches_are_drawn_in_seconds() -> None:
     commits = [commit(f"{i:05}", f"{i - 50:05}" if i >= 50 else None, i) for i in range(10_000)]
     started = time.process_time()

@@ -43,6 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("site")
 def test_the_reference_has_every_public_name(site: Path) -> None:
     text = "\n".join(page.read_text() for page in (site / "reference").glob("*.html"))
@@ -53,6 +54,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         assert missing == set()
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("site")
 @pytest.mark.parametrize(("page", "owner"), [("repository", icefloe.Repository), ("session", icefloe.Session)])
 def test_the_reference_has_every_method(site: Path, page: str, owner: type) -> None:
@@ -62,6 +64,7 @@ def test_the_reference_has_every_method(site: Path, page: str, owner: type) -> N
     assert public - shown == set()
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("site")
 def test_pages_load_nothing_from_other_servers(site: Path) -> None:
     loaded = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
@@ -69,6 +72,7 @@ def test_pages_load_nothing_from_other_servers(site: Path) -> None:
         assert [url for url in loaded.findall(page.read_text()) if "canonical" not in url] == [], page.name
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("site")
 def test_every_picture_has_a_description(site: Path) -> None:
     for page in site.glob("*.html"):
@@ -77,6 +81,7 @@ def test_every_picture_has_a_description(site: Path) -> None:
             assert alt is not None and unescape(alt[1]), f"{page.name}: {tag[:120]}"
 
 
+@pytest.mark.long
 def test_the_pictures_are_made_by_code(tmp_path: Path) -> None:
     """Every picture of a page is in the list of the script, and a small run draws some of them."""
     spec = importlib.util.spec_from_file_location("icefloe_pictures", ROOT / "docs" / "pictures.py")

@@ -240,6 +240,7 @@ def test_documents_as_zarr_writes_them_need_no_copy_beside_the_columns() -> None
     assert FORMAT.decode_snapshot(data) == snapshot
 
 
+@pytest.mark.long
 @given(
     st.dictionaries(st.text(max_size=4), JSON_VALUES | st.floats() | st.just({}) | st.just([[], {}, [{}]]), max_size=4)
 )

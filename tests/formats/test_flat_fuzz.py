@@ -219,6 +219,7 @@ def survive(read: Reader, data: bytes) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_changed_word_is_an_error_or_a_valid_reading(name: str) -> None:
     data, read = FILES[name]
@@ -245,6 +246,7 @@ def test_a_truncated_file_is_an_error(name: str) -> None:
     assert cut < len(data) // 10
 
 
+@pytest.mark.long
 def test_several_random_changes_at_once_are_an_error_or_a_valid_reading() -> None:
     chance = random.Random(7)
     for data, read in FILES.values():

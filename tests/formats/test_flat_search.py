@@ -101,6 +101,7 @@ def test_many_searches_ask_for_the_columns() -> None:
     assert answers[0] is not None and answers[-1] is None
 
 
+@pytest.mark.long
 @given(snapshots(), st.sampled_from([1, 2]))
 def test_few_nodes_read_as_many_do(snapshot: Snapshot, spec: int) -> None:
     body = Body(encode_snapshot_body(snapshot, spec), "snapshot")

@@ -28,6 +28,7 @@ def unpack(body: bytes | memoryview) -> Any:
     return msgpack.unpackb(body, strict_map_key=False, use_list=False)
 
 
+@pytest.mark.long
 @given(manifests())
 def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
     decoded = FORMAT.decode_manifest(FORMAT.encode_manifest(manifest))
@@ -40,6 +41,7 @@ def test_a_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
         assert (table.location is None) == (not (table.kind == ChunkKind.VIRTUAL).any())
 
 
+@pytest.mark.long
 @given(manifests())
 def test_few_rows_are_written_as_many_rows_are(manifest: Manifest) -> None:
     few = bytes(encode_manifest_body(manifest))
@@ -50,6 +52,7 @@ def test_few_rows_are_written_as_many_rows_are(manifest: Manifest) -> None:
         assert bytes(encode_manifest_body(manifest)) == few
 
 
+@pytest.mark.long
 @given(manifests())
 def test_any_messagepack_reader_reads_our_rows(manifest: Manifest) -> None:
     body = bytes(encode_manifest_body(manifest))
@@ -62,6 +65,7 @@ def test_any_messagepack_reader_reads_our_rows(manifest: Manifest) -> None:
     assert rows_of(decode_entries(body)) == rows_of(manifest)
 
 
+@pytest.mark.long
 @given(manifests(), st.data())
 def test_a_changed_byte_never_makes_the_matrix_differ_from_the_entries(manifest: Manifest, data: st.DataObject) -> None:
     body = bytearray(encode_manifest_body(manifest))

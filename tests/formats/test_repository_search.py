@@ -28,6 +28,7 @@ def find_all(opened: RowManifest, said: dict[bytes, list[tuple[Any, ChunkRef]]])
     return {node: opened.find(node, [coords for coords, _ in rows]) for node, rows in said.items()}
 
 
+@pytest.mark.long
 @given(manifests())
 def test_what_is_found_is_what_decoding_says(manifest: Manifest) -> None:
     said = rows_of(manifest)
@@ -36,6 +37,7 @@ def test_what_is_found_is_what_decoding_says(manifest: Manifest) -> None:
     assert rows_of(opened.decode()) == said
 
 
+@pytest.mark.long
 @given(manifests(), st.binary(min_size=8, max_size=8), st.integers(0, 2**32 - 1))
 def test_what_is_not_there_is_left_to_the_decoder(manifest: Manifest, other: bytes, index: int) -> None:
     opened = RowManifest(bytes(encode_manifest_body(manifest)))
@@ -48,6 +50,7 @@ def test_what_is_not_there_is_left_to_the_decoder(manifest: Manifest, other: byt
         assert opened.find(node, [(index,) * (manifest.tables[node].ndim + 1)]) is None
 
 
+@pytest.mark.long
 @given(manifests(), st.data())
 def test_a_changed_byte_never_makes_it_find_something_else(manifest: Manifest, data: st.DataObject) -> None:
     body = bytearray(encode_manifest_body(manifest))

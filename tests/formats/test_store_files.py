@@ -70,6 +70,7 @@ def test_entries_of_a_manifest_are_in_numeric_order_under_readable_keys() -> Non
     }
 
 
+@pytest.mark.long
 def test_one_huge_inline_chunk_does_not_blow_up_its_neighbours() -> None:
     rows = [((i,), ChunkRef(ChunkKind.INLINE, 0, 1, data=b"x")) for i in range(20_000)]
     rows[7] = ((7,), ChunkRef(ChunkKind.INLINE, 0, 1_000_000, data=bytes(1_000_000)))
@@ -195,6 +196,7 @@ def test_json_of_another_shape_gives_format_errors(data: bytes) -> None:
             decode(data)
 
 
+@pytest.mark.long
 @given(snapshots(16, history=True), st.data())
 def test_a_snapshot_with_a_member_of_another_type_is_refused_or_read(snapshot: Snapshot, data: st.DataObject) -> None:
     document = json.loads(FORMAT.encode_snapshot(snapshot))

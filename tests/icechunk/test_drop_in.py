@@ -153,6 +153,7 @@ print(icechunk.__name__, sys.argv[1:], __name__)
 """
 
 
+@pytest.mark.long
 def test_a_script_runs_unchanged_on_the_drop_in(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -161,6 +162,7 @@ def test_a_script_runs_unchanged_on_the_drop_in(tmp_path: Path) -> None:
     assert told.split() == ["icefloe.icechunk", "['argument']", "__main__"]
 
 
+@pytest.mark.long
 def test_a_program_for_version_1_writes_repositories_of_version_1(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -193,6 +195,7 @@ def test_importing_the_library_does_not_import_the_drop_in() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 def test_the_official_package_is_not_replaced_behind_its_back() -> None:
     pytest.importorskip("icechunk")
     code = "import icechunk; from icefloe.icechunk import install; install()"

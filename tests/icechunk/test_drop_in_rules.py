@@ -281,6 +281,7 @@ def test_caches_that_keep_nothing_are_reported_once(capsys: pytest.CaptureFixtur
     assert len(re.findall("WARN", err)) == 2 and "5 chunk references" in err and "keep 0 nodes" in err
 
 
+@pytest.mark.long
 def test_the_environment_decides_about_logs_when_the_package_is_imported() -> None:
     code = "from icefloe import icechunk; icechunk.Repository.create(icechunk.in_memory_storage())"
     for variables, stream in (

@@ -70,6 +70,7 @@ x = 4
     assert [(block.line, block.code) for block in find_blocks(text)] == [(3, "x = 1\n"), (9, "if x:\n    x = 2\n")]
 
 
+@pytest.mark.long
 def test_a_page_runs_with_the_variables_that_it_leaves_out(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     blocks = [

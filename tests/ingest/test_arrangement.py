@@ -79,6 +79,7 @@ def _prepared(data: xr.Dataset, options: dict[str, Any]) -> xr.Dataset:
     return data.sortby("lat", ascending=options["sort"]["lat"] == "ascending")
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(archive=_archives(), mode=st.sampled_from(("native", "mixed")), chunk=st.sampled_from((1, 3)))
 def test_arranged_files_equal_those_that_xarray_arranges(

@@ -100,6 +100,7 @@ def cuts(draw: st.DrawFn, length: int, most: int = 5) -> list[int]:
     return [0, *sorted(inner), length]
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), mode=st.sampled_from(["native", "mixed"]))
 def test_any_split_into_files_recombines_to_the_same_array(
@@ -459,6 +460,7 @@ def test_a_broken_file_whose_place_is_unknown_is_refused(tmp_path: Path) -> None
         plan_of(tmp_path, on_error="skip")
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(first=st.integers(1, 12), chunk=st.integers(1, 7))
 def test_appending_equals_ingesting_at_once(tmp_path_factory: pytest.TempPathFactory, first: int, chunk: int) -> None:

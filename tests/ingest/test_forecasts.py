@@ -78,6 +78,7 @@ def _open(repository: Repository, group: str | None = None) -> xr.Dataset:
     return xr.open_zarr(store, group=group, consolidated=False, decode_timedelta=False).load()
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_stages())
 def test_a_forecast_grows_in_every_direction_and_equals_a_new_ingest(
@@ -114,6 +115,7 @@ def _appends(draw: st.DrawFn) -> list[list[tuple[int, int, int, int]]]:
     return stages
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(_appends(), _stages()), st.sampled_from(["time", "time", "step", "number"]))
 def test_an_append_of_a_forecast_is_right_or_refused(

@@ -58,6 +58,7 @@ def _open(place: Path, folder: Path) -> xr.Dataset:
     return xr.open_zarr(store, consolidated=False, decode_timedelta=False).load()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_messages_by_reference_equal_eccodes_in_every_generation(tmp_path: Path, generation: str) -> None:
     (tmp_path / "in").mkdir()
@@ -165,6 +166,7 @@ def test_bytes_that_are_not_a_message_of_the_array_are_refused(tmp_path: Path, c
 # Index files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [write_inventory, write_index])
 @pytest.mark.parametrize("number", [None, 3])
 def test_an_index_gives_what_the_file_gives(tmp_path: Path, combine: Any, write: Any, number: int | None) -> None:

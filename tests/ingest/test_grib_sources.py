@@ -36,6 +36,7 @@ def _ingested(combine: Any, folder: Path, **options: Any) -> xr.Dataset:
 _MODES = list(itertools.product((0, 1), repeat=4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grid", sorted(GRIDS))
 def test_every_grid_and_scanning_mode_lies_where_eccodes_puts_it(tmp_path: Path, combine: Any, grid: str) -> None:
     modes = _MODES if GRIDS[grid][2] == 20 else _MODES[:1]
@@ -77,6 +78,7 @@ def _archives(draw: st.DrawFn) -> tuple[list[Spec], str]:
     return draw(st.permutations(specs)), draw(st.sampled_from(["", "name", "date", "step", "level", "number"]))
 
 
+@pytest.mark.long
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_archives(), st.sampled_from(["native", "virtual"]))
 def test_any_archive_equals_eccodes_however_it_is_cut_into_files(
@@ -132,6 +134,7 @@ def _mixes(draw: st.DrawFn) -> list[Spec]:
     return draw(st.permutations(specs))
 
 
+@pytest.mark.long
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_mixes(), st.sampled_from(["native", "mixed", "virtual"]))
 def test_any_mix_of_messages_in_one_file_equals_eccodes(combine: Any, specs: list[Spec], mode: str) -> None:

@@ -72,6 +72,7 @@ def _datasets(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
     return values, options
 
 
+@pytest.mark.long
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_datasets())
 def test_filtered_chunks_by_reference_equal_the_hdf5_library(

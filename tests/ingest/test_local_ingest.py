@@ -216,6 +216,7 @@ def test_schemas_that_share_their_parts_are_equal_to_those_that_were_read(seed: 
     assert len({id(variable) for each in shared for variable in each.variables.values()}) == 6
 
 
+@pytest.mark.long
 def test_schemas_share_their_parts_while_they_are_read() -> None:
     tracemalloc.start()
     try:

@@ -21,6 +21,7 @@ def _check(archive: MessyArchive) -> None:
         _SEEN["equal" if check_archive(Path(folder), archive) == "equal" else "refused"] += 1
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(archive=archives())
 def test_an_archive_is_ingested_as_xarray_reads_it_or_refused(archive: MessyArchive) -> None:

@@ -62,6 +62,7 @@ def _check(folder: Path, paths: list[Path]) -> None:
     assert found["t"].attrs["long_name"] == "day 0"
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(sorted(_ENCODINGS)), min_size=1, max_size=5), st.integers(0, 3))
 def test_any_mix_of_encodings_equals_what_xarray_reads(

@@ -121,6 +121,7 @@ _FORECASTS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(files=_FORECASTS, seed=st.integers(0, 99), mode=st.sampled_from(("native", "virtual", "mixed")), data=st.data())
 def test_several_coordinates_of_names_equal_what_xarray_expands_and_combines(

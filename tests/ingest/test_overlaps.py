@@ -84,6 +84,7 @@ def _check(repo: Repository, wanted: dict[int, int], *, is_falling: bool) -> Non
     np.testing.assert_array_equal(found.v.values[:, 1], [100.0 * wanted[hour] + hour + 0.5 for hour in hours])
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     files=_archives(),

@@ -82,6 +82,7 @@ def _first(data: xr.Dataset) -> xr.Dataset:
     return data[["t", "count"]].isel(time=0).expand_dims("time")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "mode"),
     [(f, "native") for f in (_same, _renamed, _kelvin, _part, _mean, _first)] + [(_same, "mixed")],

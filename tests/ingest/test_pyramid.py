@@ -63,6 +63,7 @@ def _check(repository: Repository, values: Any, levels: int, method: str) -> Non
         np.testing.assert_allclose(_level(repository, level), values, rtol=1e-12)
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_an_update_gives_what_a_new_build_gives(data: st.DataObject) -> None:

@@ -70,6 +70,7 @@ _MODES = ("native", "virtual", "mixed")
 _FIRST = _Shared()
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.lists(

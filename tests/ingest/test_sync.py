@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 HISTORIES = int(os.environ.get("ICEFLOE_HISTORIES", "2000"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_a_living_archive_is_equal_to_a_new_ingest(tmp_path: Path, seed: int) -> None:
     LivingArchive(tmp_path, seed).live()
@@ -49,6 +50,7 @@ LONG = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LONG, ids=str)
 def test_a_long_archive_is_equal_to_a_new_ingest(tmp_path: Path, kind: Kind) -> None:
     """Few of its files change, and most of the others are planned in runs."""
@@ -68,6 +70,7 @@ GRIDS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", GRIDS, ids=str)
 def test_an_archive_with_a_file_for_every_cell_of_a_grid_is_equal_to_a_new_ingest(
     tmp_path: Path, kind: GridKind
@@ -414,6 +417,7 @@ def test_a_commit_in_between_is_not_lost(tmp_path: Path) -> None:
     assert "other" in zarr.open_group(repo.readonly_session("main").store, mode="r")
 
 
+@pytest.mark.long
 def test_the_catalogue_of_many_days_is_in_few_objects(tmp_path: Path, repo: icefloe.Repository) -> None:
     for day in range(1, 41):
         write_day(tmp_path, day, day)

@@ -91,6 +91,7 @@ def _segments(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any], dict[str, An
     return image, options, {"byteorder": byteorder, "bigtiff": draw(st.booleans())}
 
 
+@pytest.mark.long
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(_segments())
 def test_segments_by_reference_equal_tifffile(
@@ -369,6 +370,7 @@ def test_damaged_segments_are_errors_of_one_type(compression: str, seed: int, ho
     assert found.shape == shape and found.dtype == np.dtype("u1")
 
 
+@pytest.mark.long
 def test_a_segment_claims_no_more_memory_than_its_chunk(tmp_path: Path) -> None:
     large = np.zeros((3072, 3072, 3), "u1")  # 28 MB, some kilobytes when compressed
     (tmp_path / "stored").write_bytes(encode_stored(large.data.cast("B")))

@@ -111,6 +111,7 @@ def states(draw: st.DrawFn) -> State:
     return State(draw(IDS), draw(st.integers(0, 2**40)), tuple(entries), refs, root, draw(UNKNOWN))
 
 
+@pytest.mark.long
 @given(states())
 def test_a_state_comes_back_with_the_keys_nobody_knows_and_fits_the_schema(state: State) -> None:
     data = encode_state(state)

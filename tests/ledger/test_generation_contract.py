@@ -105,6 +105,7 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+@pytest.mark.every_generation
 def test_writers_in_processes_lose_no_commit(repo: icefloe.Repository, processes: ProcessPoolExecutor) -> None:
     if repo.storage.url.startswith("memory"):
         pytest.skip("memory belongs to one process")

@@ -85,6 +85,7 @@ def _check(place: Path, key: str, harm: str) -> None:
         assert repo.verify().is_clean
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "every"])
 @pytest.mark.parametrize("harm", HARMS)
 def test_whatever_happened_to_any_file_verify_and_repair_end_with_a_report(
@@ -107,6 +108,7 @@ def test_whatever_happened_to_any_file_verify_and_repair_end_with_a_report(
     assert not failures
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("harm", HARMS)
 def test_the_command_recovers_a_repository_whose_newest_ref_is_unreadable(
     whole: tuple[str, Path], harm: str, tmp_path: Path

@@ -113,6 +113,7 @@ class BranchTurns(Turns):
                     np.testing.assert_array_equal(node[...], self.arrays[path])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("block", range(10))
 def test_both_libraries_agree_after_every_turn_on_every_branch(tmp_path: Path, spec: int, block: int) -> None:

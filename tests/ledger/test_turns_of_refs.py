@@ -143,6 +143,7 @@ def describe(update: Any) -> tuple[str, Any, dict[str, Any]]:
     return type(kind).__name__, update.updated_at, fields
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("block", range(4))
 def test_both_libraries_agree_whatever_is_done_to_branches(tmp_path: Path, spec: int, block: int) -> None:

@@ -75,6 +75,7 @@ def write_and_rebase(session: icefloe.Session) -> None:
 CHANGES: list[Change] = [write, write_in_fork, write_in_parts, write_and_rebase]
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("how", ["commit", "amend", "flush", "rebase"])
 def test_a_commit_whose_chunks_were_collected_is_refused_before_it_lands(
@@ -125,6 +126,7 @@ def test_a_collection_keeps_what_commits_refer_to_that_were_faster(storage: Stor
     assert open_repo(storage).verify().is_clean
 
 
+@pytest.mark.every_generation
 def test_a_commit_waits_for_a_collection_that_may_still_delete_its_chunks(storage: Storage) -> None:
     repo = open_repo(storage)
     session, others = repo.writable_session("main"), open_repo(storage).context.ledger

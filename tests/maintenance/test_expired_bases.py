@@ -16,6 +16,8 @@ import icefloe
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import METHODS, Operation, WrappedStorage
 
+pytestmark = pytest.mark.every_generation
+
 INLINE = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=512)
 """Chunks are in manifests: no chunk object can be collected under a session, which would be refused for that."""
 FORGETFUL = icefloe.RepositoryConfig(

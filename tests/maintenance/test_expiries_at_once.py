@@ -19,6 +19,8 @@ import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.maintenance.expire import ExpiryPlan, ExpiryRequest, apply_expiry, plan_expiry_of
 
+pytestmark = pytest.mark.every_generation
+
 LOOSE = icefloe.RepositoryConfig(
     inline_chunk_threshold_bytes=0, chunk_packing=icefloe.ChunkPackingConfig(enabled=False)
 )

@@ -20,6 +20,7 @@ def past(request: pytest.FixtureRequest) -> Past:
     return make_past(icefloe.in_memory_storage(), request.param)
 
 
+@pytest.mark.every_generation
 def test_it_finds_what_a_full_collection_finds(past: Past) -> None:
     repo = past.repo
     assert repo.garbage_collect(now(), incremental=True) == icefloe.GCSummary()

@@ -96,6 +96,7 @@ def _state(repo: icefloe.Repository) -> tuple[object, ...]:
     return (len(list(repo.ancestry(branch="main"))), len(list(repo.ancestry(branch="dev"))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "verb"), BOTH)
 def test_a_death_at_every_write_is_survived(version: str, verb: str, tmp_path: Path) -> None:
     _die_at_every(WRITES, version, verb, tmp_path)

@@ -47,6 +47,7 @@ def read(repo: icefloe.Repository) -> np.ndarray:
     return np.asarray(zarr.open_array(repo.readonly_session("main").store, path="a", mode="r")[:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", GENERATIONS)
 @given(
     steps=operations,

@@ -428,11 +428,13 @@ def run_state_machine(machine: type[Life], examples: int) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_a_life_without_faults(version: str) -> None:
     _run(version, 0.0, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_a_life_with_faults(version: str) -> None:
     _run(version, 0.05, 3)

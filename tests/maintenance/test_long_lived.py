@@ -153,6 +153,7 @@ class LongLived(RuleBasedStateMachine):
             self.check()
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_a_long_lived_repository_sees_what_others_did(generation: str) -> None:
     class Machine(LongLived):

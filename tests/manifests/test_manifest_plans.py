@@ -179,6 +179,7 @@ def configurations(draw: st.DrawFn) -> ManifestConfig:
 grids = st.sampled_from([(), (1,), (9,), (5, 6), (2, 3, 4), (8, 2), (0, 3)])
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(configurations(), st.data())
 def test_any_history_under_any_configuration_equals_a_dict(config: ManifestConfig, data: st.DataObject) -> None:
@@ -363,6 +364,7 @@ def _described(regions: Regions) -> tuple[object, ...]:
     return regions, rows
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(cut_arrays(), st.sampled_from([1, 2, 4, 16, 64, None]), st.booleans(), st.data())
 def test_a_plan_of_few_edits_is_that_of_all_manifests(
@@ -590,6 +592,7 @@ def test_manifests_without_extents_are_rewritten_with_them() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_sparse_array_does_not_scatter_over_countless_manifests() -> None:
     repo = Repo(ManifestConfig())
     key = repo.create("sparse", (1_000_000, 1_000_000))

@@ -60,6 +60,7 @@ def same(tables: ChunkTables, expected: Models) -> bool:
     return True
 
 
+@pytest.mark.long
 @given(arrays)
 def test_tables_that_were_joined_are_cut_out_as_they_were(found: Models) -> None:
     joined = join_tables(tables_of(found))
@@ -69,6 +70,7 @@ def test_tables_that_were_joined_are_cut_out_as_they_were(found: Models) -> None
     assert b"no array" not in joined and joined.get(b"no array") is None
 
 
+@pytest.mark.long
 @given(arrays, arrays, st.randoms())
 def test_arrays_are_chosen_ordered_and_put_behind_each_other(first: Models, second: Models, random: Any) -> None:
     second = {node: each for node, each in second.items() if node not in first}
@@ -92,6 +94,7 @@ def test_arrays_are_chosen_ordered_and_put_behind_each_other(first: Models, seco
             }
 
 
+@pytest.mark.long
 @given(
     arrays,
     st.lists(st.tuples(node_ids, st.sampled_from(["set", "delete", "find", "copy", "table"])), max_size=8),
@@ -142,6 +145,7 @@ names = st.lists(st.sampled_from([f"{letter}{n}" for letter in "abc" for n in ra
 grids = st.sampled_from([(), (1,), (9,), (5, 6), (2, 3, 4)])
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(configurations(), names, st.data())
 def test_new_arrays_planned_together_are_packed_as_one_by_one(
@@ -183,6 +187,7 @@ def test_new_arrays_planned_together_are_packed_as_one_by_one(
     assert carry_out(bulk) == carry_out(edits)
 
 
+@pytest.mark.long
 @given(arrays, arrays, st.integers(0, 3), st.sampled_from([0, 3]))
 def test_a_log_with_shared_columns_reads_as_one_without(first: Models, second: Models, many: int, few: int) -> None:
     alone = {node: build(model, ndim).coords for node, (ndim, model) in second.items() if node not in first}

@@ -116,6 +116,7 @@ def configs(draw: st.DrawFn) -> RepositoryConfig:
     return config
 
 
+@pytest.mark.long
 @given(config=configs())
 def test_a_configuration_comes_back_from_its_document(config: RepositoryConfig) -> None:
     document = encode_config(config)

@@ -26,6 +26,7 @@ def test_a_run_replaces_its_block_and_nothing_else(tmp_path: Path) -> None:
         report.replace_block(page, "b", "text")
 
 
+@pytest.mark.long
 def test_ratios_are_official_by_ours_and_a_missing_package_has_none(tmp_path: Path) -> None:
     rows = [row("prepare", 1, 1), row("read", 3.0, 1.5), row("verify", None, 250.0), row("slow", 1.0, 2.0, 1.5)]
     table = report.ratios(rows)

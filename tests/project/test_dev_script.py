@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -113,6 +114,13 @@ def test_what_the_script_does_not_know_goes_to_pytest(dev: ModuleType) -> None:
     arguments, rest = dev.parse(["test", "--quick", "-k", "rebase", "tests/session"])
     assert arguments.quick
     assert rest == ["-k", "rebase", "tests/session"]
+
+
+def test_the_quick_run_is_a_part_of_the_ordinary_run_and_leaves_out_declared_marks(dev: ModuleType) -> None:
+    project = tomllib.loads((SCRIPT.parent / "pyproject.toml").read_text())
+    declared = {line.partition(":")[0] for line in project["tool"]["pytest"]["ini_options"]["markers"]}
+    quick, ordinary = (set(marks.split(" and ")) for marks in (dev.QUICK, dev.ORDINARY))
+    assert ordinary < quick <= {f"not {name}" for name in declared}
 
 
 @pytest.mark.parametrize(

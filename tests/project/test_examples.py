@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run(arguments: list[str | Path], folder: Path) -> str:
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
@@ -14,6 +16,7 @@ def run(arguments: list[str | Path], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_first_script_of_the_readme_runs(repository_root: Path, tmp_path: Path) -> None:
     script = re.findall(r"```python\n(.*?)```", (repository_root / "README.md").read_text(), re.DOTALL)[0]
     (tmp_path / "first.py").write_text(script)
@@ -22,6 +25,7 @@ def test_the_first_script_of_the_readme_runs(repository_root: Path, tmp_path: Pa
     assert "A warmer noon" in told
 
 
+@pytest.mark.long
 def test_the_quickstart_travels_back(repository_root: Path, tmp_path: Path) -> None:
     told = run([repository_root / "examples" / "quickstart.py", tmp_path / "demo"], tmp_path)
     assert "t2m (96, 45, 90) float32" in told

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "operation", ["write and commit", "open and read", "collect garbage", "ingest", "scan a table"]
 )

@@ -61,6 +61,7 @@ def test_the_class_repository_loads_without_zarr_and_maintenance() -> None:
     assert modules_after("import icefloe; icefloe.Repository") & SLOW.keys() == set()
 
 
+@pytest.mark.long
 def test_a_program_that_uses_zarr_loads_the_store_before_its_first_read(repository: Path) -> None:
     code = "import zarr, icefloe; icefloe.Repository"
     loaded = modules_after(code)
@@ -82,6 +83,7 @@ def test_the_command_info_loads_no_more_than_it_needs(repository: Path) -> None:
     assert modules_after(code) & SLOW.keys() == set()
 
 
+@pytest.mark.long
 def test_a_module_that_loads_late_is_the_module_itself() -> None:
     code = (
         "import datetime, icefloe\n"
@@ -92,6 +94,7 @@ def test_a_module_that_loads_late_is_the_module_itself() -> None:
     assert {"icefloe.maintenance.collect", "icefloe.maintenance.verify"} <= modules_after(code)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", ["store", "repository", "icechunk1", "icechunk2"])
 def test_a_commit_and_a_read_load_no_pandas(generation: str) -> None:
     """`pyarrow.array` loads it, which takes longer than the commit. Only Parquet files of `dataset` need it."""

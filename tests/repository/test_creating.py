@@ -41,6 +41,7 @@ class Unsteady(WrappedStorage):
         raise NotImplementedError
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(GENERATIONS), min_size=2, max_size=4), st.integers(0, 2**32))
 def test_of_creators_of_any_generations_one_wins(versions: list[str], seed: int) -> None:
     place = icefloe.in_memory_storage()
@@ -63,6 +64,7 @@ def test_of_creators_of_any_generations_one_wins(versions: list[str], seed: int)
     assert not asyncio.run(place.exists("creating.json"))
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(GENERATIONS), min_size=2, max_size=4), st.integers(0, 2**32))
 def test_who_opens_or_creates_gets_the_one_repository(versions: list[str], seed: int) -> None:
     place = icefloe.in_memory_storage()
@@ -77,6 +79,7 @@ def test_who_opens_or_creates_gets_the_one_repository(versions: list[str], seed:
     assert len({each.spec_version for each in asyncio.run(race())}) == 1
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize(("first", "second"), itertools.product(GENERATIONS, ("repository", "icechunk2")))
 def test_a_creator_that_died_at_any_step_holds_the_next_one_up_for_a_while_only(
     first: str, second: str, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,7 @@ def test_an_observed_storage_pickles(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(storage)).inner == storage.inner
 
 
+@pytest.mark.long
 def test_a_command_tells_what_it_took(tmp_path: Path) -> None:
     make_past(icefloe.local_filesystem_storage(str(tmp_path / "repo")), "repository", commits=2)
     command = [sys.executable, "-m", "icefloe.cli.app", "verify", str(tmp_path / "repo")]

@@ -233,6 +233,7 @@ def check_corruptions(version: SpecVersion, seed: int, most: int | None) -> None
     assert refused > tried // 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", list(SpecVersion))
 def test_no_broken_file_gives_a_foreign_error_or_holds_anybody_up(version: SpecVersion) -> None:
     check_corruptions(version, 0, CASES)
@@ -245,6 +246,7 @@ def test_no_broken_file_of_very_many_does(version: SpecVersion, seed: int) -> No
     check_corruptions(version, seed, None)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("version", list(SpecVersion))
 def test_a_missing_file_gives_no_foreign_error(version: SpecVersion) -> None:
     files = dict(healthy(version))
@@ -252,6 +254,7 @@ def test_a_missing_file_gives_no_foreign_error(version: SpecVersion) -> None:
         use(_filled({name: data for name, data in files.items() if name != key}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", list(SpecVersion))
 def test_a_file_in_the_place_of_another_gives_no_foreign_error(version: SpecVersion) -> None:
     # Every exchange within a folder, because ids are random: a choice of some would differ from run to run.

@@ -171,7 +171,13 @@ DATASET_BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(DATASET_BOMBS))
+LONG_TO_MAKE = {"nested names", "plain pages", "nulls", "shared prefixes"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in LONG_TO_MAKE else ()) for name in sorted(DATASET_BOMBS)],
+)
 def test_parquet_that_would_become_large_is_refused(name: str) -> None:
     kind, make = DATASET_BOMBS[name]
     data = make()
@@ -250,6 +256,7 @@ def _as_file(kind: FileType, body: bytes) -> bytes:
     return encode_header(kind, 1) + compress(body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", sorted(_messagepack_bombs(b"\x90", 1)))
 @pytest.mark.parametrize("heavy", sorted(HEAVY))
 def test_messagepack_that_would_become_large_is_refused(place: str, heavy: str) -> None:
@@ -262,6 +269,7 @@ def test_messagepack_that_would_become_large_is_refused(place: str, heavy: str) 
     assert told == "FormatError" and taken < MOST_BYTES, (told, taken >> 20)
 
 
+@pytest.mark.long
 def test_messagepack_of_a_large_honest_file_is_read() -> None:
     """Many groups that say nearly the same compress well, and are believed."""
     nodes = {
@@ -297,6 +305,7 @@ def _size(value: Any) -> int:
     return sys.getsizeof(value) if value != "" else 0
 
 
+@pytest.mark.long
 @given(_VALUES, st.integers(1, 40))
 @settings(max_examples=300, deadline=None)
 def test_an_estimate_is_never_less_than_what_the_values_take(value: Any, count: int) -> None:
@@ -339,6 +348,7 @@ def test_a_huge_configuration_or_ref_is_refused(version: SpecVersion) -> None:
         icefloe.Repository.open(repo.storage)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["snapshot", "manifest", "attributes"])
 def test_plain_json_becomes_no_more_than_64_times_its_file(kind: str) -> None:
     data = b'{"nodes":[' + b"[]," * (2 << 20) + b"[]]}"
@@ -346,6 +356,7 @@ def test_plain_json_becomes_no_more_than_64_times_its_file(kind: str) -> None:
     assert told == "FormatError" and taken < 64 * len(data), (told, taken >> 20)
 
 
+@pytest.mark.long
 def test_a_state_file_becomes_no_more_than_64_times_its_size() -> None:
     from icefloe.formats.dataset.state import parse_state
 
@@ -404,6 +415,7 @@ def test_flatbuffers_whose_rows_share_overlapping_texts_take_no_memory(version: 
     assert (told == "FormatError" or column == "inline") and taken < MOST_BYTES, (told, taken >> 20)
 
 
+@pytest.mark.long
 def test_flexbuffers_that_would_become_large_are_refused() -> None:
     count = 1_100_000
     numbers = count.to_bytes(4, "little") + bytes(4 * count)

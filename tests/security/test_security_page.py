@@ -151,6 +151,7 @@ def test_an_escape_sequence_is_shown_as_a_symbol() -> None:
     assert printable("a\x1b[2Jb\x1b]0;title\x07c") == "a␛b␛c"
 
 
+@pytest.mark.long
 def test_cat_writes_raw_bytes_to_a_pipe_only(tmp_path: Path) -> None:
     raw = b"\x1b[2J\x07\xff\x00ab"
     repo = icefloe.Repository.create(str(tmp_path / "r"))

@@ -161,6 +161,7 @@ COSTLY: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("version", list(SpecVersion))
 @pytest.mark.parametrize("name", COSTLY)
 def test_stored_conditions_on_arrays_cost_little_or_are_not_used(

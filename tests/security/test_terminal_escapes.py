@@ -117,6 +117,7 @@ def _on_a_terminal(arguments: list[str]) -> str:
     return found.decode("utf-8", "replace")
 
 
+@pytest.mark.long
 def test_no_verb_lets_a_repository_talk_to_the_terminal(repository: icefloe.Repository) -> None:
     told = ""
     for verb in VERBS:

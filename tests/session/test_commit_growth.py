@@ -30,6 +30,7 @@ def _tiny_commit(repo: icefloe.Repository, number: int) -> None:
     session.commit(f"commit {number:06d}")
 
 
+@pytest.mark.long
 def test_the_two_thousandth_commit_writes_and_asks_for_as_much_as_the_hundredth() -> None:
     storage = CountingStorage(in_memory_storage())
     repo = icefloe.Repository.create(storage)
@@ -91,6 +92,7 @@ def long_history() -> tuple[MemoryStorage, int]:
     return storage, count
 
 
+@pytest.mark.long
 def test_a_walk_through_a_hundred_thousand_commits_fetches_one_file_in_thirty_two(
     long_history: tuple[MemoryStorage, int],
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_walk_through_a_hundred_thousand_commits_fetches_one_file_in_thirty_tw
     assert storage.counts.of("get", "get_range", "get_versioned").requests <= count / HISTORY_LENGTH + 10
 
 
+@pytest.mark.long
 def test_opening_and_committing_on_a_hundred_thousand_commits_asks_for_a_few_objects(
     long_history: tuple[MemoryStorage, int],
 ) -> None:

@@ -68,6 +68,7 @@ def _count_snapshots(repo: icefloe.Repository) -> int:
     return sum(len(page) for page in iterate_blocking(repo.storage.list(repo.context.format.snapshots_folder)))
 
 
+@pytest.mark.long
 def test_eight_processes_make_fifty_commits_each_and_none_is_lost(
     shared: Storage,
 ) -> None:
@@ -80,6 +81,7 @@ def test_eight_processes_share_a_branch_in_every_generation(version: str, tmp_pa
     _storm(local_filesystem_storage(tmp_path / "repository"), version, 8, 12)
 
 
+@pytest.mark.long
 def test_a_storm_of_sixteen_short_writers_makes_progress(tmp_path: Path) -> None:
     attempts = _storm(local_filesystem_storage(tmp_path / "repository"), "repository", 16, 10)
     assert attempts < 16, "writers spend their time on attempts that lose"
@@ -94,6 +96,7 @@ def _create(storage: Storage, version: str, worker: int, won: Any, start: Any) -
         won.put(None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", OTHERS)
 def test_of_eight_creators_exactly_one_wins(version: str, shared: Storage) -> None:
     for turn in range(3):

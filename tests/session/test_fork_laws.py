@@ -116,6 +116,7 @@ def start(generation: str) -> tuple[icefloe.Repository, State]:
     return repo, {name: (0, {0: 11, 1: 12, 2: 13, 3: 0}) for name in NAMES}
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", [version.value for version in SpecVersion])
 @given(before=ops, forked=st.lists(ops, min_size=1, max_size=3), after=ops, travels=st.booleans())
 def test_a_merge_does_the_changes_of_the_fork_again_or_nothing(
@@ -160,6 +161,7 @@ def test_a_merge_does_the_changes_of_the_fork_again_or_nothing(
     assert read(repo.readonly_session("main")) == model
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", [version.value for version in SpecVersion])
 @settings(max_examples=40)
 @given(before=of_one_array, forked=of_one_array)

@@ -71,6 +71,7 @@ def _deaths(template: Path, folder: Path, scenario: str) -> Iterator[tuple[str, 
             return
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("version", "scenario"), BOTH)
 def test_a_repository_survives_a_death_at_every_operation(
     version: str, scenario: str, template: Path, tmp_path: Path
@@ -128,6 +129,7 @@ def _create(path: Path, version: str, fault: Fault) -> None:
     os._exit(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", GENERATIONS)
 def test_a_place_survives_the_death_of_a_creator_at_every_operation(version: str, tmp_path: Path) -> None:
     outcomes = []

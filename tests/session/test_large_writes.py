@@ -210,6 +210,7 @@ def test_a_manifest_of_many_arrays_is_read_a_few_times_and_not_for_every_array(s
     assert storage.counts.total.requests < 45
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("spec_version", GENERATIONS)
 def test_workers_with_chunks_of_many_arrays_share_manifests(spec_version: str) -> None:
     repo = icefloe.Repository.create(icefloe.in_memory_storage(), spec_version=spec_version)

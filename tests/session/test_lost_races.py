@@ -137,6 +137,7 @@ def test_a_manifest_that_was_collected_between_two_tries_is_written_again(genera
     assert icefloe.Repository.open(storage).verify().is_clean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_thirty_two_writers_commit_half_as_fast_as_one_or_faster(layout: str) -> None:
     alone = run_writers(prepare(layout, 32, "repository"), layout, 1, 5)
@@ -161,6 +162,7 @@ def test_writers_of_one_process_commit_faster_than_one_and_lose_no_race(generati
     assert together.counts[f"put {folder}"] == len(together.tries), "each writes its snapshot once"
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_writers_of_two_processes_lose_no_commit(generation: str) -> None:
     layout, writers, commits = "regions of one array", 8, 3

@@ -240,6 +240,7 @@ def _sync_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durability._SyncTimes, "is_whole_next", lambda self: True)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("way", ["packed", "single", "whole"])
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_what_was_reported_survives_a_power_loss_at_any_moment(

@@ -44,6 +44,7 @@ def _race(
         machine.teardown()
 
 
+@pytest.mark.long
 @given(
     index=st.integers(0, 20),
     before=st.lists(EDITS, max_size=4),

@@ -314,6 +314,7 @@ def test_specifications_are_read_in_pieces_without_a_difference(position: int, s
     assert outcome(specs) == outcome(marked)
 
 
+@pytest.mark.long
 def test_forty_thousand_files_in_a_list_of_specifications_keep_their_chunks() -> None:
     session = spec_session()
     add(session.store, "w", (200, 200), (1, 1))
@@ -334,6 +335,7 @@ def test_a_specification_can_be_pickled_compared_and_not_changed() -> None:
         spec.offset = 5  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_references_to_a_few_files_are_committed_without_loading_arrow() -> None:
     code = """
 import sys, icefloe, zarr

@@ -146,6 +146,7 @@ def at_each_request(
     yield runs()
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize(
     ("generation", "kind"),
     [*((generation, "packed") for generation in GENERATIONS), ("repository", "inline"), ("repository", "large")],
@@ -199,6 +200,7 @@ LOOKS: dict[str, Callable[[icefloe.Session], Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["inline", "packed"])
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_look_from_another_thread_shows_what_was_written_and_loses_nothing(

@@ -17,6 +17,7 @@ THREADS, ROWS, COLUMNS = 8, 64, 8
 SIZES = {"inline": 8, "packed": 600, "large": 70_000}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [version.value for version in SpecVersion])
 @pytest.mark.parametrize("kind", SIZES)
 def test_no_chunk_of_many_threads_is_lost(version: str, kind: str, tmp_path: Path) -> None:

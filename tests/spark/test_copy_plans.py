@@ -83,6 +83,7 @@ def _bodies(session: Session, path: str) -> dict[tuple[int, ...], bytes]:
     return {tuple(each): bytes(run_blocking(session.state.fetch_chunk(node, tuple(each))) or b"") for each in coords}
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_copy_has_the_cells_that_numpy_selects_and_keeps_whole_chunks(data: st.DataObject) -> None:

@@ -43,6 +43,7 @@ def _create_all(storage: Storage, name: int, keys: list[str], start: Any, won: A
     won.put(None)
 
 
+@pytest.mark.long
 def test_of_many_processes_one_creates_each_key(shared: Storage) -> None:
     keys = [f"refs/branch.main/{number:04d}.json" for number in range(20)]
     won, start = SPAWN.Queue(), SPAWN.Barrier(PROCESSES)
@@ -81,6 +82,7 @@ def _increment(storage: Storage, name: int, times: int, start: Any) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.long
 def test_no_increment_of_many_processes_is_lost(shared: Storage) -> None:
     times = 25
     asyncio.run(shared.create("count", b"0"))
@@ -108,6 +110,7 @@ def _write_for_ever(storage: Storage) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.long
 def test_a_killed_writer_leaves_no_half_file_and_no_lock(tmp_path: Path) -> None:
     for turn in range(4):
         storage = local_filesystem_storage(tmp_path / str(turn))

@@ -87,6 +87,7 @@ def stored(store: Any) -> dict[str, bytes]:
     return sync(collect())
 
 
+@pytest.mark.long
 @given(layout=layouts(), data=st.data(), round_bytes=st.sampled_from([40, 32 << 20]))
 @settings(max_examples=120, deadline=None)
 def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
@@ -260,6 +261,7 @@ async def test_several_reads_at_once_share_nothing_but_the_store() -> None:
         np.testing.assert_array_equal(values, np.arange(200) + n)
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", ["dataset", "store", "repository", "icechunk1", "icechunk2"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])

@@ -88,6 +88,7 @@ def test_threads_that_read_the_same_shards_see_the_same_values(tmp_path: Path, w
         assert all(pool.map(read, range(6)))
 
 
+@pytest.mark.long
 @given(data=st.data(), packed=st.booleans(), inline=st.booleans(), local=st.booleans())
 @settings(max_examples=25, deadline=None)
 def test_reads_see_every_write_of_the_session_and_nothing_of_later_ones(
@@ -221,6 +222,7 @@ FRAMES: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @given(
     kinds=st.lists(st.sampled_from(sorted(FRAMES)), min_size=4, max_size=4),
     usual=st.integers(0, 4),

@@ -150,6 +150,7 @@ def codec_chains() -> dict[str, dict[str, Any]]:
     return chains
 
 
+@pytest.mark.every_generation
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("pipeline", ["zarr", "icefloe"])
 def test_every_codec_comes_back(make_repository: Make, pipeline: str, monkeypatch: pytest.MonkeyPatch) -> None:

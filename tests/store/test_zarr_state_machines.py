@@ -147,6 +147,7 @@ def _quiet_zarr() -> Any:
         yield
 
 
+@pytest.mark.long
 def test_any_hierarchy_is_as_in_zarrs_memory_store(place: Storage) -> None:
     repository = icefloe.Repository.create(place)
     root = next(iter(repository.ancestry(branch="main"))).id
@@ -160,11 +161,13 @@ def test_any_hierarchy_is_as_in_zarrs_memory_store(place: Storage) -> None:
     run(machine, examples=4 if _few(place) else 25, steps=20)
 
 
+@pytest.mark.long
 def test_any_keys_and_values_are_as_in_a_dict(place: Storage) -> None:
     repository = icefloe.Repository.create(place)
     run(lambda: KeyMachine(repository.writable_session("main").store), examples=4 if _few(place) else 25, steps=30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [1, 2])
 def test_any_hierarchy_and_any_keys_are_so_in_the_drop_in(version: int) -> None:
     repository = icechunk.Repository.create(icechunk.in_memory_storage(), spec_version=version)

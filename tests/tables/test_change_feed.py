@@ -93,6 +93,7 @@ def repository(request: pytest.FixtureRequest) -> icefloe.Repository:
     return made
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("seed", range(4))
 def test_whoever_applies_the_changes_has_what_is_there(repository: icefloe.Repository, seed: int) -> None:
     rng = random.Random(seed)

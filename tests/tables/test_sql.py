@@ -271,6 +271,7 @@ def test_importing_the_package_imports_no_engine() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.long
 def test_a_wrong_name_is_found_before_an_engine_is_imported(tmp_path: Path) -> None:
     make_repository(str(tmp_path / "repo"))
     code = """if True:
@@ -362,6 +363,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 @pytest.mark.parametrize("column", ["v_i1", "v_u2", "v_i4", "v_i8", "v_f4", "v_f8", "v_bool", "waiting", "due"])
 def test_a_query_that_runs_without_duckdb_has_the_result_of_duckdb(

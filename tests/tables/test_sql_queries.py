@@ -30,6 +30,7 @@ def check(world: Any, seed: int) -> None:
     assert same_rows(rows, expected, ordered=query.is_ordered), shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_generated_queries_equal_plain_rows(world: Any, part: int) -> None:
     for seed in range(part * _QUERIES // 10, (part + 1) * _QUERIES // 10):

@@ -109,6 +109,7 @@ def same(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
             assert a.tolist() == b.tolist()
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(given_data=datasets())
 def test_cells_are_what_xarray_reads(given_data: Any) -> None:
@@ -118,6 +119,7 @@ def test_cells_are_what_xarray_reads(given_data: Any) -> None:
     same(read(repo), as_frame(expected[list(dataset.data_vars)].reset_coords(drop=True)))
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(given_data=datasets(), data=st.data())
 def test_regions_are_what_xarray_selects(given_data: Any, data: st.DataObject) -> None:
@@ -205,6 +207,7 @@ DATES = [
 TIMES = [*DATES, "'2001-02-28'", "'2001-02-28 02:30'", "'2001-02-28T12:00Z'", "'1999-12-31'", "'0001-01-01'"]
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(given_data=datasets(), data=st.data())
 def test_a_plan_without_a_zone_reads_in_every_zone_what_a_plan_for_that_zone_reads(
@@ -282,6 +285,7 @@ def test_only_lists_of_numbers_that_may_be_missing_have_nulls() -> None:
     assert plain[0].column("floats")[3].as_py() is None
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(given_data=datasets(), threshold=st.floats(-5, 5), loose=st.booleans())
 def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(
@@ -311,6 +315,7 @@ def test_cells_that_cannot_match_are_left_out_of_lists_where_they_are_many(
                 assert picked == sorted(set(picked)) and len(picked) == len(each) > 0
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(given_data=datasets(), share=st.floats(0.2, 1.0))
 def test_rows_that_are_written_are_read_back(given_data: Any, share: float) -> None:
@@ -441,6 +446,7 @@ print(absolute_address("sub/repo"))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("arguments", "expected"),

@@ -215,6 +215,7 @@ FOUND: dict[str, tuple[Step, ...]] = {
 }
 
 
+@pytest.mark.every_generation
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("name", FOUND)
 def test_what_once_broke_a_promise_does_so_no_more(name: str, generation: str) -> None:
@@ -243,6 +244,7 @@ THREADS: dict[str, tuple[Step, ...]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", THREADS)
 def test_threads_that_once_lost_writes_lose_none_any_more(name: str) -> None:
     for seed in range(60):

@@ -50,6 +50,7 @@ def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("generation", GENERATIONS)
@@ -57,11 +58,13 @@ def test_no_schedule_breaks_a_promise(generation: str, batch: int) -> None:
     simulate(generation, FIRST + batch * SCHEDULES, SCHEDULES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_chunks_that_a_session_moved_are_not_lost_when_others_pack_expire_and_collect(generation: str) -> None:
     simulate(generation, FIRST, 20, "--profile", "moves")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_threads_of_one_process_that_commit_at_the_same_time_break_no_promise(generation: str) -> None:
     simulate(generation, FIRST, 20, "--profile", "pool")

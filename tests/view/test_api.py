@@ -300,6 +300,7 @@ def _with_overviews() -> icefloe.Repository:
     return plain
 
 
+@pytest.mark.long
 def test_a_map_is_read_from_the_overview_that_fits_the_screen() -> None:
     plain = _with_overviews()
     stored = np.asarray(zarr.open_array(plain.readonly_session("main").store, path="a", mode="r")[2])
@@ -333,6 +334,7 @@ def test_a_map_is_read_from_the_overview_that_fits_the_screen() -> None:
         assert client.slice(path="/a", x=2, index="0,7,0", width=50, overviews=1)[0]["overview"] is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["values", "longer", "attributes", "hostile"])
 def test_an_overview_of_an_array_that_changed_is_not_used(change: str) -> None:
     repo = _with_overviews()
@@ -401,6 +403,7 @@ def test_values_of_the_sample_are_what_they_claim() -> None:
     assert stored_temperature()[0, 9, 18] == -32768 and np.isnan(temperature()[0, 9, 18])
 
 
+@pytest.mark.long
 def test_virtual_chunks_need_an_authorisation(tmp_path: Path) -> None:
     (tmp_path / "file.bin").write_bytes(np.arange(4, dtype="f4").tobytes())
     prefix = f"file://{tmp_path}/"

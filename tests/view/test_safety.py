@@ -136,6 +136,7 @@ def test_frames_are_allowed_for_notebooks_only() -> None:
     assert Access().frames == ("'none'",) and create_app(repo) is not None
 
 
+@pytest.mark.long
 def test_the_command_prints_the_url_first_and_ends_when_interrupted(tmp_path: Path) -> None:
     weather(storage=str(tmp_path / "repo"))
     command = [sys.executable, "-m", "icefloe.cli.app", "view", str(tmp_path / "repo"), "--no-browser"]

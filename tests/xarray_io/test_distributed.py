@@ -57,6 +57,7 @@ def repo(request: pytest.FixtureRequest, tmp_path: Path) -> icefloe.Repository:
     return made
 
 
+@pytest.mark.long
 def test_a_cluster_replaces_what_was_committed_before(cluster: Any, repo: icefloe.Repository) -> None:
     for number, width in enumerate((2, 3, 3, 6)):
         session = repo.writable_session("main")
