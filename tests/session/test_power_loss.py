@@ -82,6 +82,11 @@ class RecordedCalls:
         """The folders whose file systems were synced as a whole."""
         self._rng = random.Random(seed)
         self._open: dict[int, int | str] = {}
+        self._opened: dict[int, int] = {}
+        """For each open file: how often something was written before it was opened."""
+        self._writes = 0
+        self._written: dict[int, int] = {}
+        """For each file: how often something was written before it."""
         self._lock = threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
@@ -94,6 +99,7 @@ class RecordedCalls:
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         with self._lock:
             fd = os.open(path, flags, mode)
+            self._opened[fd] = self._writes
             if flags & os.O_CREAT:
                 number = len(self.disk.content)
                 self.disk.content[number] = b""
@@ -114,6 +120,8 @@ class RecordedCalls:
             written = os.write(fd, data)
             number = self._open[fd]
             assert isinstance(number, int)
+            self._written.setdefault(number, self._writes)
+            self._writes += 1
             self.disk.content[number] += bytes(memoryview(data)[:written])
             return written
 
@@ -162,6 +170,9 @@ class RecordedCalls:
         with self._lock:
             folder = self._open[fd]
             assert isinstance(folder, str)
+            # Linux would not tell about a write that was lost, if another program had synced in between.
+            new = [n for names in self.disk.names.values() for n in names.values() if n not in self.disk.synced]
+            assert self._opened[fd] <= min((self._written[n] for n in new if n in self._written), default=self._writes)
             self.whole_syncs.append(folder)
             self.disk.sync_all()
             self._happened()

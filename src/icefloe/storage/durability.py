@@ -58,6 +58,7 @@ class Unsynced:
         self._many = False
         self._times = _SyncTimes()
         self._error: OSError | None = None
+        self._witness = _Witness()
         self.unlock()
 
     def unlock(self) -> None:
@@ -65,11 +66,18 @@ class Unsynced:
         self._lock = threading.Lock()
         # Held while syncing: whoever finds nothing left to sync waits until the others have done it.
         self._syncing = threading.Lock()
+        # The parent is told about lost writes through the same open folder.
+        self._witness = _Witness()
 
     @property
     def has_writes(self) -> bool:
         """Whether there is anything but deletions."""
         return bool(self._files or self._folders or self._many or self._syncing.locked())
+
+    def begin(self, folder: str) -> None:
+        """A file will be written in a folder. From now on, the system tells this process about lost writes."""
+        with self._lock:
+            self._witness.begin(folder)
 
     def add_file(self, path: str) -> None:
         """A file was written under a new name."""
@@ -112,12 +120,13 @@ class Unsynced:
             with self._lock:
                 files, folders, many = self._files, self._folders | self._deletions, self._many
                 self._files, self._folders, self._deletions, self._many = set(), set(), set(), False
+                witness, self._witness = self._witness, _Witness()
             try:
                 if many:
-                    _sync_file_systems(_find_devices(folders))
+                    _sync_file_systems(_find_devices(folders), witness)
                     sync_paths([*files, *others])
                 else:
-                    self._sync_few([*files, *folders, *others], {*folders, *map(os.path.dirname, others)})
+                    self._sync_few([*files, *folders, *others], {*folders, *map(os.path.dirname, others)}, witness)
             except _LostWriteError as error:
                 self._error = error
                 raise
@@ -126,18 +135,56 @@ class Unsynced:
                     self._files |= files
                     self._folders |= folders
                     self._many = self._many or many
+                    # The earlier one has seen more.
+                    witness, self._witness = self._witness, witness
                 raise
+            finally:
+                witness.end()
 
-    def _sync_few(self, paths: Sequence[str], folders: Set[str]) -> None:
+    def _sync_few(self, paths: Sequence[str], folders: Set[str], witness: _Witness) -> None:
         started, times = time.perf_counter(), self._times
         devices = _find_devices(folders) if len(paths) in _FEW_PATHS and times.is_whole_next() else {}
         whole = bool(devices) and _is_fit(devices) and _dirty_bytes() <= _DIRTY_BYTES
         if whole:
-            _sync_file_systems(devices)
+            _sync_file_systems(devices, witness)
         else:
             sync_paths(paths)
         if len(paths) in _FEW_PATHS:
             times.note(time.perf_counter() - started, whole=whole)
+
+
+class _Witness:
+    """A folder that is opened when something is written, and closed when it is synced.
+
+    Linux tells a lost write once to everybody who had something open on the file system before, and then to nobody. A
+    folder that is opened only for the sync would not be told if another program has synced meanwhile.
+    """
+
+    __slots__ = ("_device", "_fd")
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._device = -1
+
+    def begin(self, folder: str) -> None:
+        """Open a folder, unless one is open."""
+        if self._fd is None and _SYNCFS is not None:
+            with contextlib.suppress(OSError):
+                self._fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+                self._device = os.fstat(self._fd).st_dev
+
+    def sees(self, device: int) -> int | None:
+        """The open folder, if it is on a file system."""
+        return self._fd if device == self._device else None
+
+    def end(self) -> None:
+        """Close the folder."""
+        fd, self._fd, self._device = self._fd, None, -1
+        if fd is not None:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.end()
 
 
 class _SyncTimes:
@@ -229,17 +276,25 @@ def _find_devices(folders: Iterable[str]) -> dict[int, str]:
     return found
 
 
-def _sync_file_systems(devices: Mapping[int, str]) -> None:
+def _sync_file_systems(devices: Mapping[int, str], witness: _Witness) -> None:
     """Put all that was written to file systems on their disks."""
-    assert _SYNCFS is not None
-    for folder in devices.values():
+    for device, folder in devices.items():
+        known = witness.sees(device)
+        if known is not None:
+            _sync_file_system(known, folder)
+            continue
         fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if _SYNCFS(fd) != 0:
-                number = ctypes.get_errno()
-                raise _LostWriteError(number, os.strerror(number), folder)
+            _sync_file_system(fd, folder)
         finally:
             os.close(fd)
+
+
+def _sync_file_system(fd: int, folder: str) -> None:
+    assert _SYNCFS is not None
+    if _SYNCFS(fd) != 0:
+        number = ctypes.get_errno()
+        raise _LostWriteError(number, os.strerror(number), folder)
 
 
 def _is_fit(devices: Mapping[int, str]) -> bool:

@@ -233,6 +233,8 @@ def _write_temporary(
     try:
         # The names that follow are in the folder of this file: it was there when the folder was looked up.
         bounds.check(fd, temporary)
+        if unsynced is not None and not sync:
+            unsynced.begin(folder)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
