@@ -158,7 +158,13 @@ def test_a_plan_in_runs_is_the_plan_of_each_source(seed: int) -> None:
         failures = [SourceFailure(schemas.pop(draw.randrange(1, len(schemas) - 1)).file, "broken", "FormatError")]
     table = SchemaTable(options=options)
     for first in range(0, len(schemas), 7):
-        table.add(schemas[first : first + 7])
+        part = schemas[first : first + 7]
+        if draw.random() < 0.5:
+            table.add(part)
+            continue
+        # A task has read them.
+        files = [schema.file for schema in part]
+        table.join(pickle.loads(pickle.dumps(SchemaTable(part, options).without_files(files))), files)
     wanted, _ = outcome_of(plan_ingest, schemas, options, failures=failures)
     assert outcome_of(plan_table, table, options, failures=failures)[0] == wanted
 
@@ -188,6 +194,12 @@ def test_a_table_has_every_schema() -> None:
             assert own.coordinates[path].digest == coordinate.digest
             np.testing.assert_array_equal(own.coordinates[path].values, coordinate.values)
     assert [file.url for file in table.files()] == [schema.file.url for schema in schemas]
+    files = [schema.file for schema in schemas]
+    joined = SchemaTable()
+    for part in (slice(0, 25), slice(25, 40)):
+        joined.join(pickle.loads(pickle.dumps(SchemaTable(schemas[part]).without_files(files[part]))), files[part])
+    assert [*map(repr, joined)] == [*map(repr, table)]
+    assert all(file is files[number] for number, file in enumerate(joined.files()))
 
 
 @pytest.mark.parametrize("mode", ["native", "virtual"])

@@ -378,11 +378,11 @@ class SourceRun:
         return replace(self, rows=rows, values=self.values[first:end], leader=int(rows[0]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only the sources of the run are pickled, not those of the whole batch.
-        numbers = self.rows.tolist()
-        leader = numbers.index(self.leader)
-        rows = np.arange(len(self))
-        return SourceRun, (self.batch.take(self.rows), rows, self.group, self.dim, self.values, leader)
+        # A task needs the files of the run. It does not need their schema, nor the rest of the batch.
+        known = self.batch.take(self.rows)
+        bare = SourceBatch(replace(self.batch.template, schema=None), known.columns, known.starts)
+        leader = self.rows.tolist().index(self.leader)
+        return SourceRun, (bare, np.arange(len(self)), self.group, self.dim, self.values, leader)
 
     def between(self, first: int, end: int) -> range:
         """Return the indexes of the sources that have some of the cells [first, end) of the run."""

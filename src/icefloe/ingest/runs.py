@@ -502,6 +502,23 @@ class SchemaTable:
                 alike.files.append(file if file == schema.file and file is not None else schema.file)
             alike.add([schema for _, schema in part])
 
+    def without_files(self, files: Sequence[SourceFile]) -> SchemaTable:
+        """Return the table with positions in `files` instead of the files, for a process that has them too."""
+        places = {file: place for place, file in enumerate(files)}
+        for alike in self._alike.values():
+            alike.files = [places.get(file, file) for file in alike.files]
+        return self
+
+    def join(self, other: SchemaTable, files: Sequence[SourceFile]) -> None:
+        """Add the schemas of a table that has positions in `files`. The other table must not be used any more."""
+        for key, alike in other._alike.items():
+            alike.files = [files[file] if isinstance(file, int) else file for file in alike.files]
+            alike.numbers = [self._count + number for number in alike.numbers]
+            known = self._alike.setdefault(key, alike)
+            if known is not alike:
+                known.join(alike)
+        self._count += len(other)
+
     def __len__(self) -> int:
         return self._count
 
@@ -586,7 +603,8 @@ class _Alike:
 
     def __init__(self, template: SourceSchema, values: Iterable[str], hashes: Iterable[str]) -> None:
         self.template = template
-        self.files: list[SourceFile] = []
+        self.files: list[Any] = []
+        """The file of each source. See `SchemaTable.without_files`."""
         self.numbers: list[int] = []
         """The position of each source among all of them."""
         # Rows by path. A number counts rows that are those of the template.
@@ -606,6 +624,21 @@ class _Alike:
         for path, texts in self._hashes.items():
             hashes = [schema.digests[path] for schema in schemas]
             texts.append(len(hashes) if all(each == self.template.digests[path] for each in hashes) else hashes)
+
+    def join(self, other: _Alike) -> None:
+        """Add the sources of another process."""
+        self.files += other.files
+        self.numbers += other.numbers
+        for path, rows in self._values.items():
+            own, theirs = self.template.coordinates[path], other.template.coordinates[path]
+            for part in other._values[path]:
+                if isinstance(part, int) and own.digest != theirs.digest and theirs.values is not None:
+                    part = np.broadcast_to(theirs.values, (part, theirs.size))
+                rows.append(part)
+        for path, texts in self._hashes.items():
+            known, found = self.template.digests[path], other.template.digests[path]
+            for each in other._hashes[path]:
+                texts.append([found] * each if isinstance(each, int) and known != found else each)
 
     def values(self) -> dict[str, npt.NDArray[Any]]:
         """Return the coordinates that differ between sources, by path, with one row for each source."""
