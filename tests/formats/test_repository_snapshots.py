@@ -43,6 +43,7 @@ from icefloe.model.snapshot import (
     Snapshot,
     SnapshotInfo,
     TransactionLog,
+    find_nodes,
 )
 from icefloe.model.zarr_document import parse_array_shape, parse_document
 
@@ -260,6 +261,15 @@ def test_long_lists_are_decoded_when_they_are_asked_for() -> None:
     assert (list(read.info.manifests), len(read.info.manifests)) == (list(files.values()), 100)
     assert (dict(read.manifests), read.manifests == files, read.nodes["/a"].manifests) == (files, True, refs)
     assert pickle.loads(pickle.dumps(read)) == plain(snapshot)
+
+
+def test_nodes_are_found_by_their_ids() -> None:
+    nodes = example_snapshot().nodes
+    read = FORMAT.decode_snapshot(FORMAT.encode_snapshot(example_snapshot(nodes=nodes))).nodes
+    ids = {node.id for node in nodes.values()}
+    chosen = {*sorted(ids)[::2], new_node_id()}
+    assert find_nodes(read, ids) == {node.id: node for node in nodes.values()}
+    assert find_nodes(read, chosen) == find_nodes(nodes, chosen) == {n.id: n for n in nodes.values() if n.id in chosen}
 
 
 def test_a_damaged_long_list_is_refused_when_it_is_asked_for() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from abc import abstractmethod
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -249,6 +250,22 @@ _set_id, _set_path, _set_document, _set_shape, _set_grid, _set_dimension_names, 
 
 
 Node: TypeAlias = GroupNode | ArrayNode
+
+
+class StoredNodes(Mapping[str, Node]):
+    """The nodes of a snapshot file by path. A node is decoded at its first use."""
+
+    @abstractmethod
+    def paths_by_id(self) -> Mapping[NodeId, str]:
+        """Return the path of every node. No other part of a node is decoded."""
+
+
+def find_nodes(nodes: Mapping[str, Node], ids: Set[NodeId]) -> dict[NodeId, Node]:
+    """Return the nodes with some ids. Those that are not there are left out."""
+    if not isinstance(nodes, StoredNodes):
+        return {node.id: node for node in nodes.values() if node.id in ids}
+    paths = nodes.paths_by_id()
+    return {node_id: nodes[paths[node_id]] for node_id in ids if node_id in paths}
 
 
 INGESTED_KEY = "icefloe.ingested"

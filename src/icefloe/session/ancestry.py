@@ -33,6 +33,7 @@ from icefloe.model.snapshot import (
     SnapshotInfo,
     TransactionLog,
     check_zone,
+    find_nodes,
 )
 from icefloe.session.open_repository import RepositoryContext
 
@@ -339,8 +340,8 @@ async def chunks_in_boxes(
         return {}
     lookup = ChunkLookup(metadata_files)
     found: dict[NodeId, npt.NDArray[np.uint32]] = {}
-    for node in snapshot.nodes.values():
-        if node.id in wanted and isinstance(node, ArrayNode):
+    for node in find_nodes(snapshot.nodes, wanted).values():
+        if isinstance(node, ArrayNode):
             ndim = len(node.grid)
             boxes = [box for log in logs for box in log.updated_boxes.get(node.id, ()) if len(box) == ndim]
             found[node.id] = await _chunks_inside(node, box_array(join_boxes(boxes), ndim), lookup)
@@ -370,8 +371,6 @@ def diff_from_logs(
 
     `boxed` are the chunks in boxes that logs name instead of coordinates.
     """
-    before = {node.id: node for node in old.nodes.values()}
-    after = {node.id: node for node in new.nodes.values()}
     chunks: dict[NodeId, list[npt.NDArray[np.uint32]]] = {}
     updated: set[NodeId] = set()
     touched: set[NodeId] = set()
@@ -383,6 +382,8 @@ def diff_from_logs(
             chunks.setdefault(node_id, []).append(coords)
     for node_id, coords in (boxed or {}).items():
         chunks.setdefault(node_id, []).append(coords)
+    changed_ids = touched | updated | chunks.keys()
+    before, after = find_nodes(old.nodes, changed_ids), find_nodes(new.nodes, changed_ids)
     fresh = [after[i] for i in touched if i in after and i not in before]
     gone = [before[i] for i in touched if i in before and i not in after]
     moved = [(before[i], after[i]) for i in touched if i in before and i in after and before[i].path != after[i].path]

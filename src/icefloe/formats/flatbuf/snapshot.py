@@ -16,7 +16,7 @@ from icefloe.formats.byte_columns import texts_of
 from icefloe.formats.flatbuf.decode import Body, Positions, Table, Tables, Vectors, item_positions, root, root_table
 from icefloe.formats.flatbuf.encode import OFFSET_TYPE, FieldType, FlatWriter, TableBlock
 from icefloe.formats.flatbuf.flexbuffers import decode_metadata, encode_metadata, read_few_items, write_items
-from icefloe.ids import ObjectId, decode_base32, decode_base32_column, encode_base32, encode_base32_column
+from icefloe.ids import NodeId, ObjectId, decode_base32, decode_base32_column, encode_base32, encode_base32_column
 from icefloe.model.snapshot import (
     ArrayNode,
     Extents,
@@ -26,6 +26,7 @@ from icefloe.model.snapshot import (
     Node,
     Snapshot,
     SnapshotInfo,
+    StoredNodes,
     from_microseconds,
     to_microseconds,
 )
@@ -36,7 +37,7 @@ _SHAPE, _DIMENSION_NAMES, _MANIFESTS, _SHAPE_V2 = range(4)
 ARRAY, GROUP = 1, 2
 
 
-class FlatNodes(Mapping[str, Node]):
+class FlatNodes(StoredNodes):
     """Nodes by path, in the order of raw UTF-8 bytes."""
 
     def __init__(self, columns: NodeColumns) -> None:
@@ -59,6 +60,9 @@ class FlatNodes(Mapping[str, Node]):
     def __len__(self) -> int:
         return len(self._rows)
 
+    def paths_by_id(self) -> Mapping[NodeId, str]:
+        return dict(zip(self._columns.ids, self._columns.paths, strict=True))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)
 
@@ -80,7 +84,7 @@ class NodeColumns:
         arrays = Tables(body, nodes.targets(_DATA, required=True)[is_array])
         order = _path_order(body, paths)
         self.paths = [paths[row] for row in order]
-        self._ids = [ids[row].tobytes() for row in order]
+        self.ids = [ids[row].tobytes() for row in order]
         self._starts = documents.starts[order].tolist()
         self._ends = (documents.starts + documents.counts)[order].tolist()
         array_rows = np.where(is_array, np.cumsum(is_array) - 1, -1)
@@ -94,9 +98,9 @@ class NodeColumns:
         document = self._data[self._starts[row] : self._ends[row]]
         array = self._array_rows[row]
         if array < 0:
-            return GroupNode(self._ids[row], path, document)
+            return GroupNode(self.ids[row], path, document)
         shape, grid = self._shapes.of(array)
-        return ArrayNode(self._ids[row], path, document, shape, grid, self._names.of(array), self._manifests.of(array))
+        return ArrayNode(self.ids[row], path, document, shape, grid, self._names.of(array), self._manifests.of(array))
 
 
 def _path_order(body: Body, paths: list[str]) -> list[int]:
@@ -166,7 +170,7 @@ class ManifestColumns:
         body = arrays.body
         refs, vectors = arrays.tables(slot)
         ids = encode_base32_column(refs.struct(0, 12))
-        self._ids = ids.tobytes().decode("ascii")
+        self.ids = ids.tobytes().decode("ascii")
         self._width = ids.shape[1]
         extents = refs.vectors(1, 8, 4)
         if ranks is not None and _differ(extents.counts, np.repeat(ranks, vectors.counts)):
@@ -179,7 +183,7 @@ class ManifestColumns:
 
     def of(self, array: int) -> tuple[ManifestRef, ...]:
         return tuple(
-            ManifestRef(self._ids[row * self._width : (row + 1) * self._width], self._box(row))
+            ManifestRef(self.ids[row * self._width : (row + 1) * self._width], self._box(row))
             for row in range(self._bounds[array], self._bounds[array + 1])
         )
 

@@ -47,6 +47,7 @@ from icefloe.model.snapshot import (
     Node,
     Snapshot,
     SnapshotInfo,
+    StoredNodes,
     columns_of,
 )
 from icefloe.model.zarr_document import find_bad_path, parse_array_shape, parse_document
@@ -440,6 +441,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 _NODE = msgspec.msgpack.Decoder(
     tuple[WireNodeId, str, dict[str, msgspec.Raw] | None, str | dict[str, tuple[msgspec.Raw, msgspec.Raw]]]
 )
+_NODE_ID = msgspec.msgpack.Decoder(tuple[WireNodeId, msgspec.Raw, msgspec.Raw, msgspec.Raw])
 _MANIFESTS = msgspec.msgpack.Decoder(list[tuple[WireId, list[list[int]]]])
 _REF = msgspec.msgpack.Decoder(tuple[WireId, int])
 _ANY = msgspec.msgpack.Decoder()
@@ -448,7 +450,7 @@ _MANY_MANIFESTS = 64
 _MOST_KNOWN = 4096
 
 
-class NodeMap(Mapping[str, Node]):
+class NodeMap(StoredNodes):
     """Nodes by path. A node is decoded at its first use, so that opening a large snapshot is fast."""
 
     def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
@@ -479,6 +481,10 @@ class NodeMap(Mapping[str, Node]):
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def paths_by_id(self) -> Mapping[NodeId, str]:
+        found = (decode_or_refuse(_NODE_ID, self._encoded[path], "snapshot")[0] for path in self._paths)
+        return dict(zip(map(parse_node_id, found), self._paths, strict=True))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, ({path: bytes(memoryview(raw)) for path, raw in self._encoded.items()}, self._kept)
@@ -516,7 +522,7 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedVal
         if isinstance(data, str):
             if data != "Group":
                 raise FormatError(f"the node {path!r:.80} has the unknown kind {data!r:.40}")
-            document = kept if isinstance(kept, bytes) else join_document(_value(attributes), None, kept)
+            document = kept if isinstance(kept, bytes) else join_document(_ANY.decode(attributes), None, kept)
             return GroupNode(node_id, path, document, reference)
         (name, (zarr, wire_manifests)) = _only_item(data)
         if name != "Array":
@@ -597,16 +603,11 @@ def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, shared: _Sha
     if len(lengths) != len(chunks) or any(n < 0 for n in lengths) or any(c <= 0 < n for n, c in zip(lengths, chunks)):
         raise FormatError(f"the array {path!r:.80} has shape {lengths!s:.80} and chunks {chunks!s:.80}")
     grid = tuple(-(-n // c) if n else 0 for n, c in zip(lengths, chunks, strict=True))
-    found = _Described(
-        join_document(_value(attributes), members, kept), tuple(lengths), grid, None if names is None else tuple(names)
-    )
+    document = join_document(_ANY.decode(attributes), members, kept)
+    found = _Described(document, tuple(lengths), grid, None if names is None else tuple(names))
     if len(shared.described) < _MOST_KNOWN:
         shared.described[key] = found
     return found
-
-
-def _value(attributes: bytes) -> Any:
-    return _ANY.decode(attributes)
 
 
 _NIL_BYTES, _EMPTY = b"\xc0", b"\x80"
