@@ -197,19 +197,23 @@ def test_a_run_started_again_takes_only_what_is_new(
     assert ingest(spark, tmp_path / "a", repository, append_dim="time", skip_ingested=True).snapshot_id is None
 
 
-@pytest.mark.parametrize(("chunk", "mode"), [(24, "native"), (10, "native"), (None, "virtual")])
+@pytest.mark.parametrize(
+    ("chunk", "mode", "hours"),
+    [(24, "native", 24), (10, "native", 24), (None, "virtual", 24), (24, "native", 1), (None, "virtual", 1)],
+)
 def test_two_appends_at_the_same_time_both_land(
     spark: Any,
     tmp_path: Path,
     chunk: int | None,
     mode: Any,
+    hours: int,
     opened: Open,
     expected: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folders = [tmp_path / name for name in "abc"]
     for day, folder in enumerate(folders):
-        write_month(folder, start=dt.date(2020, 1, 1 + day), days=1, **GRID)
+        write_month(folder, start=dt.date(2020, 1, 1 + day), days=1, hours_per_file=hours, **GRID)
     place = tmp_path / "repo"
     chunks = {"chunks": {"time": chunk}} if chunk else {}
     ingest(spark, folders[0], place, mode=mode, append_dim="time", **chunks)  # type: ignore[arg-type]
@@ -235,6 +239,9 @@ def test_two_appends_at_the_same_time_both_land(
     for thread in threads:
         thread.join()
     assert sorted(outcome.attempts for outcome in outcomes.values()) == [1, 2]
+    # Files of an hour follow each other, and are planned in runs.
+    placed = [f for outcome in outcomes.values() for task in outcome.plan.tasks for f in task.files]  # type: ignore[union-attr]
+    assert any(file.run is not None for file in placed) == (hours == 1)
     containers = {c for outcome in outcomes.values() for c in outcome.plan.containers}  # type: ignore[union-attr]
     containers |= {folders[0].as_uri() + "/"} if mode == "virtual" else set()
     result = opened(place, *containers).sortby("time").drop_vars("orography")

@@ -21,12 +21,13 @@ sources, every source is planned instead, so that the report names each of them.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +50,11 @@ from icefloe.ingest.record import FoundSources
 from icefloe.ingest.source_model import (
     VARIABLE_FIELDS,
     Coordinate,
+    SchemaInterner,
     SourceFailure,
     SourceFile,
     SourceSchema,
+    SourceVariable,
     summarise_coordinate,
 )
 from icefloe.ingest.sources import IngestOptions, NamedValue, in_natural_order, name_values
@@ -479,14 +482,16 @@ class SchemaTable:
     """
 
     def __init__(self, schemas: Iterable[SourceSchema] = (), options: IngestOptions | None = None) -> None:
-        self._alike: dict[Any, _Alike] = {}
+        self._alike: dict[bytes, _Alike] = {}
         self._count = 0
+        # Different sources share equal variables and coordinates too.
+        self._interner = SchemaInterner()
         self._has_attributes = options is None or options.group_pattern is not None or options.overlap != "error"
         self.add(schemas)
 
     def add(self, schemas: Iterable[SourceSchema], files: Iterable[SourceFile] = ()) -> None:
         """Add schemas. Their files are shared with `files`."""
-        known = {file.url: file for file in files}
+        known = {file: file for file in files}
         # Objects are known by their identity only as long as the caller holds them.
         added, keys = list(schemas), _Keys(self._has_attributes)
         parts: dict[Any, list[tuple[int, SourceSchema]]] = {}
@@ -494,13 +499,11 @@ class SchemaTable:
             parts.setdefault(keys.of(schema), []).append((self._count, schema))
             self._count += 1
         for key, part in parts.items():
-            first = part[0][1]
-            alike = self._alike.setdefault(key, _Alike(first, _varying(first), list(first.digests)))
-            for number, schema in part:
-                file = known.get(schema.file.url)
-                alike.numbers.append(number)
-                alike.files.append(file if file == schema.file and file is not None else schema.file)
-            alike.add([schema for _, schema in part])
+            alike = self._alike.get(key)
+            if alike is None:
+                alike = self._alike[key] = _Alike(self._interner.share([part[0][1]])[0])
+            chosen = [known.get(schema.file, schema.file) for _, schema in part]
+            alike.add([schema for _, schema in part], [number for number, _ in part], chosen)
 
     def without_files(self, files: Sequence[SourceFile]) -> SchemaTable:
         """Return the table with positions in `files` instead of the files, for a process that has them too."""
@@ -514,8 +517,11 @@ class SchemaTable:
         for key, alike in other._alike.items():
             alike.files = [files[file] if isinstance(file, int) else file for file in alike.files]
             alike.numbers = [self._count + number for number in alike.numbers]
-            known = self._alike.setdefault(key, alike)
-            if known is not alike:
+            known = self._alike.get(key)
+            if known is None:
+                alike.template = self._interner.share([alike.template])[0]
+                self._alike[key] = alike
+            else:
                 known.join(alike)
         self._count += len(other)
 
@@ -524,6 +530,7 @@ class SchemaTable:
 
     def __iter__(self) -> Iterator[SourceSchema]:
         """Every schema. Similar ones follow each other."""
+        self._interner = SchemaInterner()  # it is large if all schemas differ, and few will be added
         return itertools.chain.from_iterable(alike.schemas(range(len(alike))) for alike in self._alike.values())
 
     @property
@@ -545,48 +552,57 @@ class SchemaTable:
 
 
 class _Keys:
-    """Texts that are equal for equal parts of schemas. A part that many schemas share is encoded once."""
+    """Hashes that are equal for equal parts of schemas. A part that many schemas share is hashed once."""
 
     def __init__(self, has_attributes: bool) -> None:
         self._has_attributes = has_attributes
         self._known: dict[int, bytes] = {}
 
-    def of(self, schema: SourceSchema) -> tuple[Any, ...]:
-        """Return what is equal for sources that differ only in their file, their attributes and their columns."""
+    def of(self, schema: SourceSchema) -> bytes:
+        """Return a hash that is equal for sources that differ only in file, attributes and columns."""
         varying = _varying(schema)
         groups = schema.groups if self._has_attributes else [*schema.groups]
         rest = [schema.format, groups, schema.skipped, schema.referenced, schema.left_out]
-        return (
-            self._text(schema.variables, _variables_text),
-            tuple(
-                (path, c.size, _dtype_of(c), "" if path in varying else c.digest)
-                for path, c in schema.coordinates.items()
-            ),
-            _plain_text(rest),
-            tuple(schema.digests),
-        )
+        coordinates = [
+            (path, c.size, _dtype_of(c), "" if path in varying else c.digest) for path, c in schema.coordinates.items()
+        ]
+        return _hash_of([self._hash(schema.variables), coordinates, rest, [*schema.digests]])
 
-    def _text(self, value: Any, encode: Callable[[Any], bytes]) -> bytes:
-        if id(value) not in self._known:
-            self._known[id(value)] = encode(value)
-        return self._known[id(value)]
+    def _hash(self, variables: Mapping[str, SourceVariable]) -> bytes:
+        if id(variables) not in self._known:
+            found = [(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()]
+            self._known[id(variables)] = _hash_of(found)
+        return self._known[id(variables)]
 
 
-def _variables_text(variables: Mapping[str, Any]) -> bytes:
-    return _plain_text([(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()])
-
-
-def _plain_text(value: Any) -> bytes:
-    """Pickle a value. Unlike those of `pickle.dumps`, the bytes do not depend on which of its parts are shared."""
+def _hash_of(value: Any) -> bytes:
+    """Hash a value. Unlike that of `pickle.dumps`, the result does not depend on which of its parts are shared."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream)
     pickler.fast = True
     pickler.dump(value)
-    return stream.getvalue()
+    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
 
 
 def _dtype_of(coordinate: Coordinate) -> str:
     return "" if coordinate.values is None else coordinate.values.dtype.str
+
+
+P = TypeVar("P")
+
+
+def _extend(
+    columns: dict[str, list[P | int]] | None, parts: Mapping[str, P], before: int, count: int
+) -> dict[str, list[P | int]] | None:
+    """Add rows to columns. There are `before` rows already, and columns without a part have those of a template."""
+    if parts:
+        columns = {} if columns is None else columns
+        for path in parts:
+            columns.setdefault(path, [before])
+    for path, rows in (columns or {}).items():
+        part = parts.get(path)
+        rows.append(count if part is None else part)
+    return columns
 
 
 def _varying(schema: SourceSchema) -> list[str]:
@@ -601,77 +617,91 @@ def _varying(schema: SourceSchema) -> list[str]:
 class _Alike:
     """Sources with equal schemas, and columns of what differs between them."""
 
-    def __init__(self, template: SourceSchema, values: Iterable[str], hashes: Iterable[str]) -> None:
+    __slots__ = ("_hashes", "_values", "files", "numbers", "template")
+
+    def __init__(self, template: SourceSchema) -> None:
         self.template = template
         self.files: list[Any] = []
         """The file of each source. See `SchemaTable.without_files`."""
         self.numbers: list[int] = []
         """The position of each source among all of them."""
-        # Rows by path. A number counts rows that are those of the template.
-        self._values: dict[str, list[npt.NDArray[Any] | int]] = {path: [] for path in values}
-        self._hashes: dict[str, list[list[str] | int]] = {path: [] for path in hashes}
+        # Rows by path, if a source has another value than the template. A number counts rows of the template.
+        self._values: dict[str, list[npt.NDArray[Any] | int]] | None = None
+        self._hashes: dict[str, list[list[str] | int]] | None = None
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def add(self, schemas: Sequence[SourceSchema]) -> None:
-        """Add rows of columns."""
-        for path, rows in self._values.items():
-            found = [schema.coordinates[path] for schema in schemas]
-            own = self.template.coordinates[path]
-            is_same = all(each is own or each.digest == own.digest for each in found)
-            rows.append(len(found) if is_same else np.stack([v for each in found if (v := each.values) is not None]))
-        for path, texts in self._hashes.items():
-            hashes = [schema.digests[path] for schema in schemas]
-            texts.append(len(hashes) if all(each == self.template.digests[path] for each in hashes) else hashes)
+    def add(self, schemas: Sequence[SourceSchema], numbers: Sequence[int], files: Sequence[SourceFile]) -> None:
+        """Add sources."""
+        values: dict[str, npt.NDArray[Any]] = {}
+        for path in _varying(self.template):
+            found, own = [schema.coordinates[path] for schema in schemas], self.template.coordinates[path]
+            if not all(each is own or each.digest == own.digest for each in found):
+                values[path] = np.stack([v for each in found if (v := each.values) is not None])
+        hashes: dict[str, list[str]] = {}
+        for path, known in self.template.digests.items():
+            texts = [schema.digests[path] for schema in schemas]
+            if not all(each == known for each in texts):
+                hashes[path] = texts
+        self._add(values, hashes, numbers, files)
+
+    def _add(
+        self,
+        values: Mapping[str, npt.NDArray[Any]],
+        hashes: Mapping[str, list[str]],
+        numbers: Sequence[int],
+        files: Sequence[Any],
+    ) -> None:
+        """Add rows. Columns that are not given have the values of the template."""
+        self._values = _extend(self._values, values, len(self.files), len(files))
+        self._hashes = _extend(self._hashes, hashes, len(self.files), len(files))
+        self.files += files
+        self.numbers += numbers
 
     def join(self, other: _Alike) -> None:
         """Add the sources of another process."""
-        self.files += other.files
-        self.numbers += other.numbers
-        for path, rows in self._values.items():
+        values, hashes = other.values(), other.hashes()
+        for path in _varying(self.template):
             own, theirs = self.template.coordinates[path], other.template.coordinates[path]
-            for part in other._values[path]:
-                if isinstance(part, int) and own.digest != theirs.digest and theirs.values is not None:
-                    part = np.broadcast_to(theirs.values, (part, theirs.size))
-                rows.append(part)
-        for path, texts in self._hashes.items():
-            known, found = self.template.digests[path], other.template.digests[path]
-            for each in other._hashes[path]:
-                texts.append([found] * each if isinstance(each, int) and known != found else each)
+            if path not in values and own.digest != theirs.digest and theirs.values is not None:
+                values[path] = np.broadcast_to(theirs.values, (len(other), theirs.size))
+        for path, digest in other.template.digests.items():
+            if path not in hashes and digest != self.template.digests[path]:
+                hashes[path] = [digest] * len(other)
+        self._add(values, hashes, other.numbers, other.files)
 
     def values(self) -> dict[str, npt.NDArray[Any]]:
         """Return the coordinates that differ between sources, by path, with one row for each source."""
         found: dict[str, npt.NDArray[Any]] = {}
-        for path, rows in self._values.items():
+        for path, rows in (self._values or {}).items():
             own = self.template.coordinates[path].values
-            if own is None or all(isinstance(each, int) for each in rows):
-                continue
+            assert own is not None
             parts = [np.broadcast_to(own, (each, len(own))) if isinstance(each, int) else each for each in rows]
             found[path] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self._values[path] = [found[path]]
+            rows[:] = [found[path]]
         return found
 
     def hashes(self) -> dict[str, list[str]]:
         """Return the hashes of variables that differ between sources, by path."""
         found: dict[str, list[str]] = {}
-        for path, texts in self._hashes.items():
-            if not all(isinstance(each, int) for each in texts):
-                own = self.template.digests[path]
-                found[path] = [*itertools.chain(*([own] * e if isinstance(e, int) else e for e in texts))]
-                self._hashes[path] = [found[path]]
+        for path, texts in (self._hashes or {}).items():
+            own = self.template.digests[path]
+            found[path] = [*itertools.chain(*([own] * each if isinstance(each, int) else each for each in texts))]
+            texts[:] = [found[path]]
         return found
 
     def schemas(self, rows: Iterable[int]) -> Iterator[SourceSchema]:
         """Return the schemas of some sources."""
-        values, hashes = self.values(), self.hashes()
+        values, hashes, template = self.values(), self.hashes(), self.template
         for row in rows:
             made = {path: summarise_coordinate(each[row]) for path, each in values.items()}
+            texts = {path: each[row] for path, each in hashes.items()}
             yield replace(
-                self.template,
+                template,
                 file=self.files[row],
-                coordinates={**self.template.coordinates, **made},
-                digests={**self.template.digests, **{path: each[row] for path, each in hashes.items()}},
+                coordinates={**template.coordinates, **made} if made else template.coordinates,
+                digests={**template.digests, **texts} if texts else template.digests,
             )
 
     def batch(self) -> SourceBatch:

@@ -486,7 +486,7 @@ class SchemaInterner:
             "file": self._share(schema.file, lambda file: file),
             "variables": self._mapping(schema.variables, self._variable),
             "coordinates": self._mapping(schema.coordinates, self._coordinate),
-            **{name: self._share(getattr(schema, name), pickle.dumps) for name in _PLAIN_MAPPINGS},
+            **{name: self._share(getattr(schema, name), _hash_of) for name in _PLAIN_MAPPINGS},
         }
         is_shared = all(getattr(schema, name) is value for name, value in shared.items())
         return schema if is_shared else replace(schema, **shared)
@@ -498,7 +498,7 @@ class SchemaInterner:
         return found
 
     def _variable(self, variable: SourceVariable) -> SourceVariable:
-        shared: SourceVariable = self._share(variable, lambda each: pickle.dumps(VARIABLE_FIELDS(each)))
+        shared: SourceVariable = self._share(variable, lambda each: _hash_of(VARIABLE_FIELDS(each)))
         return shared
 
     def _coordinate(self, coordinate: Coordinate) -> Coordinate:
@@ -513,6 +513,10 @@ class SchemaInterner:
             key = tuple((path, id(value)) for path, value in shared.items())
             known = self._same[id(found)] = self._equal.setdefault(key, found if is_shared else shared)
         return known
+
+
+def _hash_of(value: Any) -> bytes:
+    return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
 
 
 _PLAIN_MAPPINGS = ("groups", "skipped", "digests", "left_out")
