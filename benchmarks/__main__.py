@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness import Measured, Row, run_workload
+from benchmarks.harness import Measured, Row, compile_sources, run_workload
 from benchmarks.report import publish_ratios
 
 MODULES = ["engine", "sharding", "scale", "published", "requests"]
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each workload, the fastest counts  [default: 3]")
     parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md in any case")
     arguments = parser.parse_args()
+    compile_sources()
     load = os.getloadavg()
     console = Console(width=max(150, Console().width))
     rows: list[Row] = []

@@ -37,6 +37,7 @@ import zarr
 
 import icefloe
 from benchmarks import report
+from benchmarks.harness import compile_sources
 from icefloe.storage.build import local_filesystem_storage
 from icefloe.testing.storages import CountingStorage
 
@@ -470,6 +471,7 @@ def main() -> None:
         layout, count, step, folder = arguments.child
         run_child(Case(Path(folder), layout, int(count)), step)
         return
+    compile_sources()
     load = os.getloadavg()
     sizes = [int(size) for size in arguments.sizes]
     results = load_results(arguments.results)
