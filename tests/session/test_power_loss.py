@@ -171,7 +171,9 @@ class RecordedCalls:
             folder = self._open[fd]
             assert isinstance(folder, str)
             # Linux would not tell about a write that was lost, if another program had synced in between.
-            new = [n for names in self.disk.names.values() for n in names.values() if n not in self.disk.synced]
+            device = self.stat(folder).st_dev
+            here = [names for each, names in self.disk.names.items() if self.stat(each).st_dev == device]
+            new = [n for names in here for n in names.values() if n not in self.disk.synced]
             assert self._opened[fd] <= min((self._written[n] for n in new if n in self._written), default=self._writes)
             self.whole_syncs.append(folder)
             self.disk.sync_all()

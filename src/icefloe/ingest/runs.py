@@ -510,6 +510,7 @@ class SchemaTable:
         places = {file: place for place, file in enumerate(files)}
         for alike in self._alike.values():
             alike.files = [places.get(file, file) for file in alike.files]
+        self._interner = SchemaInterner()
         return self
 
     def join(self, other: SchemaTable, files: Sequence[SourceFile]) -> None:

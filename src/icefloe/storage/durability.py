@@ -154,33 +154,36 @@ class Unsynced:
 
 
 class _Witness:
-    """A folder that is opened when something is written, and closed when it is synced.
+    """A folder of each file system that is opened before something is written there, and closed when it is synced.
 
     Linux tells a lost write once to everybody who had something open on the file system before, and then to nobody. A
     folder that is opened only for the sync would not be told if another program has synced meanwhile.
     """
 
-    __slots__ = ("_device", "_fd")
+    __slots__ = ("_folders", "_open")
 
     def __init__(self) -> None:
-        self._fd: int | None = None
-        self._device = -1
+        self._folders: set[str] = set()
+        self._open: dict[int, int] = {}
 
     def begin(self, folder: str) -> None:
-        """Open a folder, unless one is open."""
-        if self._fd is None and _SYNCFS is not None:
-            with contextlib.suppress(OSError):
-                self._fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-                self._device = os.fstat(self._fd).st_dev
+        """Open a folder, unless one of its file system is open."""
+        if folder in self._folders or _SYNCFS is None:
+            return
+        self._folders.add(folder)
+        with contextlib.suppress(OSError):
+            device = os.stat(folder).st_dev
+            if device not in self._open:
+                self._open[device] = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
 
     def sees(self, device: int) -> int | None:
-        """The open folder, if it is on a file system."""
-        return self._fd if device == self._device else None
+        """The open folder of a file system."""
+        return self._open.get(device)
 
     def end(self) -> None:
-        """Close the folder."""
-        fd, self._fd, self._device = self._fd, None, -1
-        if fd is not None:
+        """Close the folders."""
+        opened, self._open, self._folders = self._open, {}, set()
+        for fd in opened.values():
             os.close(fd)
 
     def __del__(self) -> None:
