@@ -55,10 +55,10 @@ from icefloe.model.snapshot import (
     ArrayNode,
     Extents,
     Manifest,
-    ManifestColumns,
     ManifestFileInfo,
     ManifestRef,
     ManifestRefs,
+    RefColumns,
 )
 from icefloe.session.change_set import EditBuffer
 
@@ -382,7 +382,7 @@ def test_a_plan_of_few_edits_is_that_of_all_manifests(
         if node.manifests:
             # The same manifests, as a snapshot file has them.
             boxes = cells.box_array([ref.extents for ref in node.manifests], len(node.grid))
-            columns = ManifestColumns([ref.manifest_id for ref in node.manifests], boxes)
+            columns = RefColumns([ref.manifest_id for ref in node.manifests], boxes)
             stored = node.with_manifests(ManifestRefs(len(boxes), lambda: columns))
             again = plan_few_edits(stored, change, infos, cutting)
             assert again is not None

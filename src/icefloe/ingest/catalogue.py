@@ -237,7 +237,7 @@ def _split(
         parts = (
             tuple((path, number(VARIABLE_FIELDS(each))) for path, each in schema.variables.items()),
             tuple(
-                (path, path in values, each.size if path in values else each.digest, _dtype(each))
+                (path, path in values, each.size if path in values else each.digest, dtype_of(each))
                 for path, each in schema.coordinates.items()
             ),
             number([schema.format, schema.groups, schema.skipped, schema.referenced, schema.left_out]),
@@ -260,7 +260,8 @@ def joined_variables(schema: SourceSchema, joined: set[str], rename: Mapping[str
     return found
 
 
-def _dtype(coordinate: Coordinate) -> str:
+def dtype_of(coordinate: Coordinate) -> str:
+    """Return the type of the values of a coordinate. Empty if they are not known."""
     return "" if coordinate.values is None else coordinate.values.dtype.str
 
 

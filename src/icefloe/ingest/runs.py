@@ -21,10 +21,7 @@ sources, every source is planned instead, so that the report names each of them.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import itertools
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -33,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from icefloe.errors import InvalidInputError
+from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.catalogue import (
     FILE_COLUMNS,
     Catalogue,
@@ -40,6 +38,7 @@ from icefloe.ingest.catalogue import (
     Placement,
     SourceBatch,
     SourceRun,
+    dtype_of,
     joined_variables,
 )
 from icefloe.ingest.cf import is_time_units
@@ -49,15 +48,16 @@ from icefloe.ingest.plan import IngestPlan, plan_ingest, plan_tasks
 from icefloe.ingest.record import FoundSources
 from icefloe.ingest.source_model import (
     VARIABLE_FIELDS,
-    Coordinate,
     SchemaInterner,
     SourceFailure,
     SourceFile,
     SourceSchema,
     SourceVariable,
+    hash_value,
     summarise_coordinate,
 )
 from icefloe.ingest.sources import IngestOptions, NamedValue, in_natural_order, name_values
+from icefloe.ingest.write_tasks import PlacedFile
 
 _SHORTEST_BATCH = 3
 _Units: TypeAlias = tuple[Any, Any]
@@ -461,7 +461,7 @@ def _single_range(values: npt.NDArray[Any], units: _Units) -> _Ranges:
 _SHORTEST_RUN = 16
 """Fewer new sources are planned one by one."""
 _LONGEST_ROW = 256
-"""Cells of a coordinate that a table has for each source. Sources differ in a longer one only if they share nothing."""
+"""The longest coordinate with a row for each source. Sources that differ in a longer one are not similar."""
 
 
 class SchemaTable:
@@ -565,28 +565,15 @@ class _Keys:
         groups = schema.groups if self._has_attributes else [*schema.groups]
         rest = [schema.format, groups, schema.skipped, schema.referenced, schema.left_out]
         coordinates = [
-            (path, c.size, _dtype_of(c), "" if path in varying else c.digest) for path, c in schema.coordinates.items()
+            (path, c.size, dtype_of(c), "" if path in varying else c.digest) for path, c in schema.coordinates.items()
         ]
-        return _hash_of([self._hash(schema.variables), coordinates, rest, [*schema.digests]])
+        return hash_value([self._hash(schema.variables), coordinates, rest, [*schema.digests]])
 
     def _hash(self, variables: Mapping[str, SourceVariable]) -> bytes:
         if id(variables) not in self._known:
             found = [(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()]
-            self._known[id(variables)] = _hash_of(found)
+            self._known[id(variables)] = hash_value(found)
         return self._known[id(variables)]
-
-
-def _hash_of(value: Any) -> bytes:
-    """Hash a value. Unlike that of `pickle.dumps`, the result does not depend on which of its parts are shared."""
-    stream = io.BytesIO()
-    pickler = pickle.Pickler(stream)
-    pickler.fast = True
-    pickler.dump(value)
-    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
-
-
-def _dtype_of(coordinate: Coordinate) -> str:
-    return "" if coordinate.values is None else coordinate.values.dtype.str
 
 
 P = TypeVar("P")
@@ -706,7 +693,7 @@ class _Alike:
             )
 
     def batch(self) -> SourceBatch:
-        """Return the sources as a batch. Coordinates that are equal in all of them have one row too."""
+        """Return the sources as a batch. Its columns have what differs between them."""
         columns = [[getattr(file, name) for file in self.files] for name in FILE_COLUMNS[:5]]
         columns += [[None] * len(self), [0] * len(self)]
         return SourceBatch(
@@ -753,6 +740,18 @@ def plan_table(
     return plan_ingest(list(table), options, failures=failures, existing=existing)
 
 
+def can_be_divided(placed: PlacedFile, run: SourceRun, arrays: Mapping[str, ArrayPlan]) -> bool:
+    """Return whether the cells of a planned run are those of its files, one after the other, in all arrays."""
+    for path, variable in placed.variables.items():
+        array = arrays[path]
+        if run.dim not in variable.dims or variable.dims != array.dims or variable.whole is not None:
+            return False
+        # References need chunks that end where files end.
+        if array.kind == "virtual" and run.length % array.chunks[array.dims.index(run.dim)] != 0:
+            return False
+    return True
+
+
 def _is_plan_of_files(plan: IngestPlan, leaders: Mapping[str, SourceRun]) -> bool:
     """Return whether a plan with runs is the plan of their sources."""
     if plan.report.errors or any(issue.file in leaders for issue in plan.report.issues):
@@ -768,15 +767,8 @@ def _is_plan_of_files(plan: IngestPlan, leaders: Mapping[str, SourceRun]) -> boo
         for file in placed:
             run = file.run
             assert run is not None
-            if {*file.origin} != {run.dim}:
+            if {*file.origin} != {run.dim} or not can_be_divided(file, run, arrays):
                 return False
-            for path, variable in file.variables.items():
-                array = arrays[path]
-                if run.dim not in variable.dims or variable.dims != array.dims or variable.whole is not None:
-                    return False
-                # References need chunks that end where files end.
-                if array.kind == "virtual" and run.length % array.chunks[array.dims.index(run.dim)] != 0:
-                    return False
     return True
 
 
@@ -830,17 +822,14 @@ def _new_runs(table: SchemaTable, options: IngestOptions) -> list[SourceRun]:
             continue
         line, own = lines[kind[part[0]]], rows[part]
         if id(line) not in batches:
-            groups = [g for g, members in _split(line.alike, options).items() if any(m.variables for m in members)]
+            datasets = split_datasets([(0, line.alike.template)], options)
+            groups = [group for group, members in datasets.items() if any(m.variables for m in members)]
             if len(groups) != 1:
                 return []
             batches[id(line)] = line.alike.batch(), groups[0]
         batch, group = batches[id(line)]
         runs.append(SourceRun(batch, own, group, dim, line.values[own], int(own[0])))
     return runs
-
-
-def _split(alike: _Alike, options: IngestOptions) -> dict[str, Any]:
-    return dict(split_datasets([(0, alike.template)], options))
 
 
 def _new_dimension(alike: _Alike, options: IngestOptions) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import operator
 import pickle
@@ -486,7 +487,7 @@ class SchemaInterner:
             "file": self._share(schema.file, lambda file: file),
             "variables": self._mapping(schema.variables, self._variable),
             "coordinates": self._mapping(schema.coordinates, self._coordinate),
-            **{name: self._share(getattr(schema, name), _hash_of) for name in _PLAIN_MAPPINGS},
+            **{name: self._share(getattr(schema, name), hash_value) for name in _PLAIN_MAPPINGS},
         }
         is_shared = all(getattr(schema, name) is value for name, value in shared.items())
         return schema if is_shared else replace(schema, **shared)
@@ -498,7 +499,7 @@ class SchemaInterner:
         return found
 
     def _variable(self, variable: SourceVariable) -> SourceVariable:
-        shared: SourceVariable = self._share(variable, lambda each: _hash_of(VARIABLE_FIELDS(each)))
+        shared: SourceVariable = self._share(variable, lambda each: hash_value(VARIABLE_FIELDS(each)))
         return shared
 
     def _coordinate(self, coordinate: Coordinate) -> Coordinate:
@@ -515,8 +516,13 @@ class SchemaInterner:
         return known
 
 
-def _hash_of(value: Any) -> bytes:
-    return hashlib.blake2b(pickle.dumps(value), digest_size=16).digest()
+def hash_value(value: Any) -> bytes:
+    """Hash a value. Unlike that of `pickle.dumps`, the result does not depend on which of its parts are shared."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream)
+    pickler.fast = True
+    pickler.dump(value)
+    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
 
 
 _PLAIN_MAPPINGS = ("groups", "skipped", "digests", "left_out")

@@ -37,7 +37,7 @@ from icefloe.ingest.members import join_path
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import FoundSources, SourceChanges
-from icefloe.ingest.runs import choose_runs
+from icefloe.ingest.runs import can_be_divided, choose_runs
 from icefloe.ingest.sources import IngestOptions, in_natural_order
 from icefloe.ingest.write_tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
 from icefloe.model.zarr_document import parse_grid
@@ -267,13 +267,8 @@ def _has_same_plan(dataset: DatasetPlan, in_runs: set[str], before: Catalogue) -
             path in arrays and run.dim not in arrays[path].dims for path in run.batch.template.placed[run.group].fills
         ):
             return False
-        for path, variable in file.variables.items():
-            array = arrays[path]
-            if run.dim not in variable.dims or variable.dims != array.dims or variable.whole is not None:
-                return False
-            # References need chunks that end where files end.
-            if array.kind == "virtual" and run.length % array.chunks[array.dims.index(run.dim)] != 0:
-                return False
+        if not can_be_divided(file, run, arrays):
+            return False
     return True
 
 

@@ -21,10 +21,10 @@ from icefloe.model.manifest_config import ManifestConfig
 from icefloe.model.snapshot import (
     ArrayNode,
     Extents,
-    ManifestColumns,
     ManifestFileInfo,
     ManifestRef,
     ManifestRefs,
+    RefColumns,
     columns_of,
 )
 
@@ -680,7 +680,7 @@ def plan_few_edits(
     stays[[-1 - layer for layer in changed]] = False
     kept: Sequence[ManifestRef]
     if columns is not None and _is_in_order(boxes):
-        kept = ManifestRefs.of(ManifestColumns([*itertools.compress(columns.ids, stays.tolist())], boxes[stays]))
+        kept = ManifestRefs.of(RefColumns([*itertools.compress(columns.ids, stays.tolist())], boxes[stays]))
     else:
         kept = tuple(sorted(itertools.compress(refs, stays.tolist()), key=attrgetter("extents")))
     return Regions(kept, (), tuple(slices))

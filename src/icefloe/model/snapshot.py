@@ -92,7 +92,7 @@ class ManifestRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestColumns:
+class RefColumns:
     """Manifests of an array: their ids, and int64[n, ndim, 2] with the box of each."""
 
     ids: Sequence[ObjectId]
@@ -107,21 +107,21 @@ class ManifestRefs(Sequence[ManifestRef]):
 
     __slots__ = ("_count", "_load", "_loaded", "_refs")
 
-    def __init__(self, count: int, load: Callable[[], ManifestColumns | tuple[ManifestRef, ...]]) -> None:
+    def __init__(self, count: int, load: Callable[[], RefColumns | tuple[ManifestRef, ...]]) -> None:
         self._count, self._load = count, load
-        self._loaded: ManifestColumns | tuple[ManifestRef, ...] | None = None
+        self._loaded: RefColumns | tuple[ManifestRef, ...] | None = None
         self._refs: tuple[ManifestRef, ...] | None = None
 
     @classmethod
-    def of(cls, columns: ManifestColumns) -> ManifestRefs:
+    def of(cls, columns: RefColumns) -> ManifestRefs:
         """Return manifests that are columns already."""
         return cls(len(columns.ids), lambda: columns)
 
-    def columns(self) -> ManifestColumns | None:
+    def columns(self) -> RefColumns | None:
         """Return the manifests as columns. None if they have no common form."""
         if self._loaded is None:
             self._loaded = self._load()
-        return self._loaded if isinstance(self._loaded, ManifestColumns) else None
+        return self._loaded if isinstance(self._loaded, RefColumns) else None
 
     def _objects(self) -> tuple[ManifestRef, ...]:
         if self._refs is None:
@@ -167,7 +167,7 @@ class ManifestRefs(Sequence[ManifestRef]):
         return tuple, (self._objects(),)
 
 
-def columns_of(refs: Sequence[ManifestRef]) -> ManifestColumns | None:
+def columns_of(refs: Sequence[ManifestRef]) -> RefColumns | None:
     """Return manifests as columns, if they are that already."""
     return refs.columns() if isinstance(refs, ManifestRefs) else None
 
@@ -190,7 +190,7 @@ def join_refs(refs: Sequence[ManifestRef], added: Sequence[ManifestRef]) -> Sequ
     boxes = boxes[order]
     if bool((boxes[1:] == boxes[:-1]).all(axis=(1, 2)).any()):
         return tuple(sorted((*refs, *added), key=attrgetter("extents", "manifest_id")))
-    return ManifestRefs.of(ManifestColumns([ids[index] for index in order.tolist()], boxes))
+    return ManifestRefs.of(RefColumns([ids[index] for index in order.tolist()], boxes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class _ReadSchemas:
 
 @dataclass(frozen=True, slots=True)
 class _ReadTable:
-    """The same as a table. It is a tenth of the size, because it has what similar files share once."""
+    """Reads schemas into a table, which is smaller, because it has what similar files share once."""
 
     access: SourceAccess
     options: IngestOptions

@@ -170,7 +170,7 @@ class ManifestColumns:
         body = arrays.body
         refs, vectors = arrays.tables(slot)
         ids = encode_base32_column(refs.struct(0, 12))
-        self.ids = ids.tobytes().decode("ascii")
+        self._ids = ids.tobytes().decode("ascii")
         self._width = ids.shape[1]
         extents = refs.vectors(1, 8, 4)
         if ranks is not None and _differ(extents.counts, np.repeat(ranks, vectors.counts)):
@@ -183,7 +183,7 @@ class ManifestColumns:
 
     def of(self, array: int) -> tuple[ManifestRef, ...]:
         return tuple(
-            ManifestRef(self.ids[row * self._width : (row + 1) * self._width], self._box(row))
+            ManifestRef(self._ids[row * self._width : (row + 1) * self._width], self._box(row))
             for row in range(self._bounds[array], self._bounds[array + 1])
         )
 

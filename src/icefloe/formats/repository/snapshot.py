@@ -39,12 +39,12 @@ from icefloe.model.snapshot import (
     AttributesRef,
     Extents,
     GroupNode,
-    ManifestColumns,
     ManifestFileInfo,
     ManifestFiles,
     ManifestRef,
     ManifestRefs,
     Node,
+    RefColumns,
     Snapshot,
     SnapshotInfo,
     StoredNodes,
@@ -546,7 +546,7 @@ def _decode_manifests(wire: msgspec.Raw, path: str, rank: int, shared: _SharedVa
     if known is None:
         count = _count_entries(key[0])
 
-        def load() -> ManifestColumns | tuple[ManifestRef, ...]:
+        def load() -> RefColumns | tuple[ManifestRef, ...]:
             found = decode_or_refuse(_MANIFESTS, key[0], "snapshot")
             return _parse_usual_manifests(found, rank) or _parse_manifests(found, path, rank)
 
@@ -576,7 +576,7 @@ def _parse_manifests(found: list[tuple[WireId, list[list[int]]]], path: str, ran
     return refs
 
 
-def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]], rank: int) -> ManifestColumns | None:
+def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]], rank: int) -> RefColumns | None:
     """Manifests of a large array as this library writes them, all at once. None if one has another form."""
     ids, boxes = zip(*found, strict=True)
     if set(map(type, ids)) != {str} or set(map(len, boxes)) != {2} or not are_canonical_ids(ids):
@@ -590,7 +590,7 @@ def _parse_usual_manifests(found: list[tuple[WireId, list[list[int]]]], rank: in
         return None
     if not ((ends[:, 0] >= 0) & (ends[:, 0] <= ends[:, 1]) & (ends[:, 1] <= _MAX_INDEX + 1)).all():
         return None
-    return ManifestColumns(ids, np.ascontiguousarray(ends.transpose(0, 2, 1)))
+    return RefColumns(ids, np.ascontiguousarray(ends.transpose(0, 2, 1)))
 
 
 def _describe(path: str, attributes: bytes, zarr: bytes, kept: int, shared: _SharedValues) -> _Described:
