@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from tests.servers.s3 import S3Server
 
 from icefloe.chunks.packs import PackBuilder, PackingPolicy
-from icefloe.chunks.reader import ChunkReader, read_limits
+from icefloe.chunks.reader import ChunkLookup, ChunkReader, read_limits
 from icefloe.errors import FormatError, VirtualChunkError
 from icefloe.formats.format import Format
-from icefloe.ids import encode_base32
+from icefloe.ids import encode_base32, new_node_id
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, table_from_rows
 from icefloe.model.config import CachingConfig, RepositoryConfig, StorageConcurrencySettings, StorageSettings
+from icefloe.model.snapshot import ArrayNode, ManifestRef
 from icefloe.storage.build import s3_storage
 from icefloe.storage.contract import Storage
 from icefloe.storage.local import LocalStorage
@@ -231,3 +233,26 @@ def test_a_thousand_neighbours_on_s3_need_one_request(s3_server: S3Server, s3_bu
             await together.fetch(native(b"\x01" * 12, 0, 5))
 
     asyncio.run(read())
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=2, max_size=2), min_size=2, max_size=20
+    ),
+    st.tuples(st.integers(0, 10), st.integers(0, 10)),
+)
+def test_the_manifests_of_a_chunk_are_those_whose_box_contains_it(
+    boxes: list[list[tuple[int, int]]], coords: tuple[int, int]
+) -> None:
+    refs = tuple(
+        ManifestRef(f"{number:020d}", tuple((first, first + size) for first, size in box))
+        for number, box in enumerate(boxes)
+    )
+    node = ArrayNode(new_node_id(), "/a", b"{}", (11, 11), (11, 11), manifests=refs)
+    inside = [
+        ref.manifest_id
+        for ref in refs
+        if all(first <= c < end for c, (first, end) in zip(coords, ref.extents, strict=True))
+    ]
+    files: Any = None  # the extents of manifests are in the node
+    assert ChunkLookup(files).manifests_for(node, coords) == inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import pickle
 import tracemalloc
@@ -22,6 +23,7 @@ from icefloe.manifests.chunk_columns import (
     concat,
     diff_tables,
     drop_tombstones,
+    find_position,
     find_row,
     find_rows,
     join_runs,
@@ -207,6 +209,30 @@ def test_finding_equals_looking_up_a_dict(case: tuple[int, Model, Model]) -> Non
         assert (None if row is None else table.row(row)) == model.get(coords)
     many = np.array(wanted * 70, dtype=np.uint32).reshape(len(wanted) * 70, ndim)
     assert [None if r < 0 else table.row(r) for r in find_rows(table, many)] == [model.get(c) for c in wanted * 70]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**32 - 9), st.integers(1, 5)), min_size=1, max_size=3),
+    st.sets(st.integers(0, 124), max_size=3),
+    st.lists(st.integers(-3, 7), min_size=3, max_size=3),
+)
+def test_positions_in_a_box_with_or_without_gaps_equal_those_in_a_sorted_list(
+    sides: list[tuple[int, int]], gaps: set[int], step: list[int]
+) -> None:
+    box = list(itertools.product(*(range(first, first + size) for first, size in sides)))
+    rows = [row for number, row in enumerate(box) if number not in gaps]
+    count = len(rows)
+    table = table_from_columns(
+        np.array(rows, dtype="u4").reshape(count, len(sides)),
+        kind=ChunkKind.VIRTUAL,
+        location="s3://a/x",
+        offset=np.zeros(count, dtype="u8"),
+        length=np.ones(count, dtype="u8"),
+    )
+    outside = tuple(first + move for (first, _), move in zip(sides, step, strict=False))
+    for wanted in (*box, outside):
+        position = bisect.bisect_left(rows, wanted)
+        assert find_position(table, list(wanted)) == (position, wanted in rows)
 
 
 @given(two_models)

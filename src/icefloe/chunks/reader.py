@@ -549,6 +549,7 @@ def gather_located(
 
 
 _MAX_INDEXED_ARRAYS = 1024
+_FEW_BOXES = 8
 _FEW_CHUNKS = 64
 """Questions about more chunks are answered from columns."""
 
@@ -561,9 +562,23 @@ class _Boxes:
     ids: Sequence[ObjectId]
     first: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
+    few: Sequence[tuple[ObjectId, Sequence[tuple[int, int]]]] | None = None
+    """The boxes again, if they are so few that a loop takes less time than a comparison of columns."""
+
+    @classmethod
+    def of(cls, refs: Sequence[ManifestRef], ids: Sequence[ObjectId], bounds: npt.NDArray[np.int64]) -> _Boxes:
+        """The extents of manifests: bounds are [manifest, dimension, (first, end)]."""
+        few = [*zip(ids, bounds.tolist(), strict=True)] if len(ids) <= _FEW_BOXES else None
+        return cls(refs, ids, bounds[:, :, 0], bounds[:, :, 1], few)
 
     def holding(self, coords: Sequence[int]) -> list[ObjectId]:
         """Manifests whose box contains the coordinates; more than one only in files of others."""
+        if self.few is not None:
+            return [
+                manifest_id
+                for manifest_id, box in self.few
+                if all(first <= c < end for c, (first, end) in zip(coords, box, strict=True))
+            ]
         point = np.asarray(coords, dtype=np.int64)
         inside = ((self.first <= point) & (point < self.end)).all(axis=1)
         return [self.ids[i] for i in np.flatnonzero(inside).tolist()]
@@ -589,12 +604,12 @@ class _Boxes:
 def _boxes(node: ArrayNode) -> _Boxes:
     columns = columns_of(node.manifests)
     if columns is not None:
-        return _Boxes(node.manifests, columns.ids, columns.boxes[:, :, 0], columns.boxes[:, :, 1])
+        return _Boxes.of(node.manifests, columns.ids, columns.boxes)
     everything = tuple((0, 1 << 62) for _ in node.shape)
     bounds = np.array([ref.extents or everything for ref in node.manifests], dtype=np.int64)
     bounds = bounds.reshape(len(node.manifests), len(node.shape), 2)
     ids = [ref.manifest_id for ref in node.manifests]
-    return _Boxes(node.manifests, ids, bounds[:, :, 0], bounds[:, :, 1])
+    return _Boxes.of(node.manifests, ids, bounds)
 
 
 def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:
