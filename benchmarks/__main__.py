@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import Measured, Row, compile_sources, run_workload
-from benchmarks.report import publish_ratios
+from benchmarks.report import format_goal, publish_ratios
 
-MODULES = ["engine", "sharding", "scale", "published", "requests"]
+MODULES = ["engine", "sharding", "scale", "published", "spark_ingest", "requests"]
 
 
 def main() -> None:
@@ -54,8 +54,8 @@ def make_table(rows: list[Row]) -> Table:
     for column in ("workload", "step"):
         table.add_column(column)
     for column in (
-        "official s",
-        "ours s",
+        "official",
+        "ours",
         "ratio",
         "goal",
         "CPU s",
@@ -73,10 +73,10 @@ def make_table(rows: list[Row]) -> Table:
         table.add_row(
             row.workload,
             row.step,
-            _seconds(row.official),
-            _seconds(row.ours),
+            _amount(row.official, row.unit),
+            _amount(row.ours, row.unit),
             _ratio(row, "seconds"),
-            "" if row.goal is None else f"{row.goal:g}",
+            format_goal(row.goal),
             _pair(row, "cpu_seconds", "{:.2f}"),
             _ratio(row, "cpu_seconds"),
             _pair(row, "peak_mb", "{:.0f}"),
@@ -88,8 +88,10 @@ def make_table(rows: list[Row]) -> Table:
     return table
 
 
-def _seconds(measured: Measured | None) -> str:
-    return "-" if measured is None else f"{measured.seconds:.3f}"
+def _amount(measured: Measured | None, unit: str) -> str:
+    if measured is None:
+        return "-"
+    return f"{measured.seconds:.3f} s" if unit == "s" else f"{measured.seconds:g} {unit}"
 
 
 def _ratio(row: Row, name: str) -> str:
@@ -100,6 +102,8 @@ def _ratio(row: Row, name: str) -> str:
 
 
 def _pair(row: Row, name: str, form: str) -> str:
+    if not getattr(row.ours, name) and not (row.official and getattr(row.official, name)):
+        return ""
     official = "-" if row.official is None else form.format(getattr(row.official, name))
     return f"{official} | {form.format(getattr(row.ours, name))}"
 

@@ -27,6 +27,8 @@ class Meter:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
+    is_one_process: bool = True
+    """Whether the processor time and the memory of this process are those of the step. Spark has more processes."""
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -58,8 +60,10 @@ class Workload:
     name: str
     question: str
     steps: Mapping[str, Step]
-    goals: Mapping[str, float] = field(default_factory=dict)
-    """The ratio of wall time, official / ours, that a step is to reach."""
+    goals: Mapping[str, float | str] = field(default_factory=dict)
+    """The ratio of wall time, official / ours, that a step is to reach. A text is a goal of another kind."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """The facts of steps that have a row of their own in the table, and their units."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One step in both libraries."""
+    """One step in both libraries, or one fact of a step."""
 
     workload: str
     step: str
     official: Measured | None
     ours: Measured
-    goal: float | None = None
+    goal: float | str | None = None
+    unit: str = "s"
+    """The unit of `seconds`. In a row of a fact, `seconds` is its value."""
 
 
 def run_workload(module: str, workload: Workload, scale: float, root: Path, rounds: int = 1) -> list[Row]:
@@ -100,10 +106,21 @@ def run_workload(module: str, workload: Workload, scale: float, root: Path, roun
                 key = (step, library)
                 if measured is not None and (key not in best or measured.seconds < best[key].seconds):
                     best[key] = measured
-    return [
-        Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS], workload.goals.get(step))
-        for step in workload.steps
-    ]
+    rows = []
+    for step in workload.steps:
+        row = Row(workload.name, step, best.get((step, OFFICIAL)), best[step, OURS], workload.goals.get(step))
+        rows += [row, *(_row_of_fact(row, name, workload) for name in row.ours.facts if name in workload.facts)]
+    return rows
+
+
+def _row_of_fact(row: Row, name: str, workload: Workload) -> Row:
+    """The row of a fact that both libraries counted."""
+    official, ours = (
+        None if each is None or name not in each.facts else Measured(each.facts[name], 0.0, 0.0, 0, 0.0, {})
+        for each in (row.official, row.ours)
+    )
+    assert ours is not None
+    return Row(row.workload, name, official, ours, workload.goals.get(name), workload.facts[name])
 
 
 def _run_step(module: str, workload: str, step: str, library: str, folder: Path, scale: float) -> Measured | None:
@@ -150,11 +167,11 @@ def _child(arguments: list[str]) -> None:
     loaded.Repository.exists  # noqa: B018 - whatever is loaded on first use is loaded now, as the other library is
     found.steps[step](loaded, Path(folder), meter, float(scale))
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        json.dumps(
-            {"seconds": meter.seconds, "cpu_seconds": meter.cpu_seconds, "peak_mb": peak_mb, "facts": meter.facts}
-        )
-    )
+    cpu_seconds = meter.cpu_seconds
+    if not meter.is_one_process:
+        cpu_seconds = peak_mb = 0.0
+    told = {"seconds": meter.seconds, "cpu_seconds": cpu_seconds, "peak_mb": peak_mb, "facts": meter.facts}
+    print(json.dumps(told))
 
 
 def open_repository(library: Any, folder: Path, **options: Any) -> Any:

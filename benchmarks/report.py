@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 IMAGES = ROOT / "docs" / "images"
 BLUE, RED, GREY = "#1f6f8b", "#d1495b", "#8a9aa3"
-COLUMNS = ("workload", "official s", "Icefloe s", "ratio", "goal", "processor time", "peak memory", "bytes", "objects")
+COLUMNS = ("workload", "official", "Icefloe", "ratio", "goal", "processor time", "peak memory", "bytes", "objects")
 
 
 def where_measured(load: tuple[float, float, float]) -> str:
@@ -91,10 +91,10 @@ def ratios(rows: Sequence[Row]) -> list[list[str]]:
     return [
         [
             f"{row.workload}: {row.step}",
-            _number(row.official.seconds if row.official else None),
-            _number(row.ours.seconds),
+            _amount(row.official.seconds if row.official else None, row.unit),
+            _amount(row.ours.seconds, row.unit),
             _number(_ratio(row, "seconds")),
-            "" if row.goal is None else f"{row.goal:g}",
+            format_goal(row.goal),
             *(_number(_ratio(row, name)) for name in ("cpu_seconds", "peak_mb", "added_mb", "objects")),
         ]
         for row in rows
@@ -105,6 +105,20 @@ def ratios(rows: Sequence[Row]) -> list[list[str]]:
 def _ratio(row: Row, name: str) -> float | None:
     theirs, ours = (getattr(measured, name) if measured else None for measured in (row.official, row.ours))
     return theirs / ours if theirs and ours and theirs > 0 and ours > 0 else None
+
+
+def format_goal(goal: float | str | None) -> str:
+    """Return the goal of a row as text."""
+    return goal if isinstance(goal, str) else "" if goal is None else f"{goal:g}"
+
+
+def _amount(value: float | None, unit: str) -> str:
+    """Return seconds, requests and so on with their unit."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{_number(value)} s" if value >= 0.1 else f"{value * 1000:.1f} ms"
+    return f"{value:g} {unit}"
 
 
 def _number(value: float | None) -> str:
@@ -127,7 +141,7 @@ def draw_ratios(table: Sequence[Sequence[str]], target: Path) -> None:
     """Draw the ratio of wall time of each row as a bar. The official package is the line at 1, a goal is a mark."""
     drawn = [row for row in table if row[3] != "-"]
     shown = [(row[0], float(row[3].replace(",", ""))) for row in drawn]
-    goals = {place: float(row[4]) for place, row in enumerate(drawn) if row[4]}
+    goals = {place: float(row[4]) for place, row in enumerate(drawn) if re.fullmatch(r"[\d.]+", row[4])}
     figure = figure_of(9, 1.0 + 0.27 * len(shown))
     axes = figure.subplots()
     values = [value for _, value in shown]
@@ -151,7 +165,7 @@ def draw_ratios(table: Sequence[Sequence[str]], target: Path) -> None:
     if goals:
         axes.legend(loc="lower right", frameon=False)
     axes.invert_yaxis()
-    axes.set_xlabel("wall time of the official package / wall time of Icefloe (more is better)")
+    axes.set_xlabel("wall time or requests of the official package / those of Icefloe (more is better)")
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, target)
 
@@ -172,10 +186,11 @@ def publish_ratios(rows: Sequence[Row], load: tuple[float, float, float], *, run
         best += f" The data had {scale:g} times the size that the names say."
     text = (
         f"{where_measured(load)} {best} Every step runs in a process of its own, and the packages take turns. "
-        "Before a step, everything is written to the disk (`sync`). All columns after the seconds are ratios, official "
-        "/ Icefloe: more than 1 is better. Some steps have a goal for the ratio by the clock.\n\n"
+        "Before a step, everything is written to the disk (`sync`). The column `ratio` and those after `goal` are "
+        "ratios, official / Icefloe: more than 1 is better. A goal is a ratio by the clock, or the most that a step "
+        "may take.\n\n"
         f"{markdown(COLUMNS, ratios(rows))}\n\n"
-        "![Wall time of the official package divided by that of Icefloe, as bars](images/ratios.svg)"
+        "![Wall time or requests of the official package divided by those of Icefloe, as bars](images/ratios.svg)"
     )
     replace_block(PAGE, "ratios", text)
     draw_ratios(read_table(read_block(PAGE, "ratios")), IMAGES / "ratios.svg")

@@ -1,4 +1,4 @@
-"""How long does the ingest of many NetCDF files take? Local Spark, compared with xarray, Dask and `to_icechunk`.
+"""How long does the ingest of many NetCDF files take? Local Spark, compared with xarray, Dask and VirtualiZarr.
 
 Run with `python -m benchmarks.spark_ingest [--files 1000] [--cores 2]`. Each method runs in its own process, with
 the sources in the page cache. Virtual ingest is compared with VirtualiZarr if that is installed. The total includes the
@@ -18,7 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import OURS, Meter, Workload
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -162,6 +164,34 @@ def check(files: Path, target: Path, *, sample: int) -> bool:
 
 def _is_float(variable: xr.DataArray) -> bool:
     return variable.dtype.kind == "f"
+
+
+def prepare_files(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+    files = _files(folder, scale)
+    if not files.exists():
+        make_files(files, int(1000 * scale))
+
+
+def ingest_virtually(library: Any, folder: Path, meter: Meter, scale: float) -> None:
+    """The files by reference with two cores, the start of Spark or of other processes included."""
+    way = "virtual: icefloe on Spark" if library.__name__ == OURS else "virtual: VirtualiZarr + official"
+    meter.is_one_process = False
+    meter.seconds = WAYS[way](_files(folder, scale), folder, 2)["seconds"]
+
+
+def _files(folder: Path, scale: float) -> Path:
+    """The files, which both libraries use in all rounds."""
+    return folder.parent / f"weather-{int(1000 * scale)}"
+
+
+WORKLOADS = [
+    Workload(
+        "1,000 NetCDF files",
+        "And a whole ingest by reference, beside VirtualiZarr?",
+        {"prepare": prepare_files, "ingest by reference": ingest_virtually},
+        {"ingest by reference": 2},
+    )
+]
 
 
 def main() -> None:
