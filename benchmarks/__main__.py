@@ -1,7 +1,7 @@
 """Runs benchmarks, prints one table, draws one picture: `python3 dev.py bench [MODULE ...] [--scale 0.1]`.
 
-A run of all modules at full size writes its figures to docs/performance.md and docs/images/ratios.svg. `--write` does
-so for other runs too.
+A run of all modules at full size writes its figures to docs/performance.md and docs/images/ratios.svg, with the table
+of requests. `--write` writes the ratios of other runs too.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def main() -> None:
     everything = set(arguments.modules) >= set(MODULES) and arguments.scale == 1 and not arguments.only
     if everything or arguments.write:
         publish_ratios(rows, load, runs=arguments.rounds, scale=arguments.scale)
+    if everything:
+        requests = importlib.import_module("benchmarks.requests")
+        requests.publish(requests.run_all(), load)
 
 
 def make_table(rows: list[Row]) -> Table:

@@ -1,14 +1,16 @@
 """How many requests and bytes do common operations take on S3?
 
-Run it by itself: `python -m benchmarks.requests`. Both libraries do the same on one server, one after the other. A
-proxy in front of the server counts what passes. Every operation starts in a new repository object, so that nothing is
-cached, except for the small commit, which is made in an open repository.
+Run it by itself: `python -m benchmarks.requests [--write]`. Both libraries do the same on one server, one after the
+other. A proxy in front of the server counts what passes. Every operation starts in a new repository object, so that
+nothing is cached, except for the small commit, which is made in an open repository.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import importlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from tests.servers.s3 import S3Server
 
 from benchmarks.harness import Meter, Workload
 from benchmarks.proxy import Counts, Proxy, proxied
+from benchmarks.report import PAGE, markdown, replace_block, where_measured
 
 COMMITS = 12
 """Small commits before anything is measured."""
@@ -160,9 +163,31 @@ WORKLOADS = [
 ]
 
 
-def main() -> None:
+def run_all() -> dict[str, dict[str, Counts]]:
+    """Measure the official package, its format written by Icefloe, and the default generation."""
     official, ours = importlib.import_module("icechunk"), importlib.import_module("icefloe")
-    found = run({"official": (official, None), "icechunk2": (ours, "icechunk2"), "repository": (ours, None)})
+    return run({"official": (official, None), "icechunk2": (ours, "icechunk2"), "repository": (ours, None)})
+
+
+def publish(found: Mapping[str, Mapping[str, Counts]], load: tuple[float, float, float]) -> None:
+    """Write the table of requests to docs/performance.md."""
+    rows = [
+        [name, *(f"{each[name].total} ({each[name].bytes / 1000:.1f} kB)" for each in found.values())]
+        for name in OPERATIONS
+    ]
+    header = ("operation", "official", "Icefloe, `icechunk2`", "Icefloe, `repository`")
+    place = where_measured(load).replace("local files", "an emulator of S3 on the same machine")
+    replace_block(PAGE, "requests", f"{place}\n\n{markdown(header, rows)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.requests")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
+    arguments = parser.parse_args()
+    load = os.getloadavg()
+    found = run_all()
+    if arguments.write:
+        publish(found, load)
     table = Table("operation", *(f"{name}: {unit}" for name in found for unit in ("requests", "kB")))
     for name in OPERATIONS:
         cells = [text for each in found.values() for text in (str(each[name].total), f"{each[name].bytes / 1000:.1f}")]
