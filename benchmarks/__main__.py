@@ -1,7 +1,7 @@
 """Runs benchmarks, prints one table, draws one picture: `python3 dev.py bench [MODULE ...] [--scale 0.1]`.
 
 A run of all modules at full size writes its figures to docs/performance.md and docs/images/ratios.svg, with the table
-of requests. `--write` writes the ratios of other runs too.
+of requests. `--write` writes the ratios of other runs too. `--all` then measures everything else that the page has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +22,15 @@ from benchmarks.harness import Measured, Row, compile_sources, run_workload
 from benchmarks.report import format_goal, publish_ratios
 
 MODULES = ["engine", "sharding", "scale", "published", "spark_ingest", "requests"]
+OTHERS = (
+    ("limits", "--rounds", "7"),
+    ("sharding",),
+    ("durability",),
+    ("writers", "--server", "seaweedfs"),
+    ("writers", "--server", "seaweedfs", "--processes"),
+    ("scale_100m",),
+)
+"""The modules that measure the other figures of the page, and their arguments."""
 
 
 def main() -> None:
@@ -29,6 +40,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each workload, the fastest counts  [default: 3]")
     parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md in any case")
+    parser.add_argument("--all", action="store_true", help="then measure all other figures of docs/performance.md")
     arguments = parser.parse_args()
     compile_sources()
     load = os.getloadavg()
@@ -48,6 +60,9 @@ def main() -> None:
     if everything:
         requests = importlib.import_module("benchmarks.requests")
         requests.publish(requests.run_all(), load)
+    for module, *options in OTHERS if arguments.all else ():
+        console.print(f"[dim]python -m benchmarks.{module} {' '.join(options)}")
+        subprocess.run([sys.executable, "-m", f"benchmarks.{module}", *options, "--write"], check=True)
 
 
 def make_table(rows: list[Row]) -> Table:

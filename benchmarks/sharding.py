@@ -1,7 +1,8 @@
 """Sharded arrays: whole writes, whole reads and partial reads of shards.
 
-`python3 dev.py bench` runs the workloads beside the official package. `python -m benchmarks.sharding` also compares
-Zarr's own pipeline and, if the package `zarrs` is installed, its pipeline on plain files. It has no other stores.
+`python3 dev.py bench` runs the workloads beside the official package. `python -m benchmarks.sharding [--write]` also
+compares Zarr's own pipeline and, if the package `zarrs` is installed, its pipeline on plain files. It has no other
+stores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rich.table import Table
 from zarr.codecs import ZstdCodec
 
 from benchmarks.harness import Meter, Workload, create_repository, open_repository
+from benchmarks.report import PAGE, markdown, replace_block, where_measured
 
 SIDE, SHARD, CHUNK = 4096, 1024, 64
 """16 shards of 4 MiB, with 256 chunks of 16 KiB each."""
@@ -134,12 +136,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sharding")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the data  [default: 1]")
     parser.add_argument("--rounds", type=int, default=3, help="runs, the fastest counts  [default: 3]")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         _child(arguments.child[0], Path(arguments.child[1]), arguments.scale)
         return
     best: dict[tuple[str, str], tuple[float, float]] = {}
+    load = os.getloadavg()
     console = Console(width=160)
     with tempfile.TemporaryDirectory(prefix="sharding-") as root:
         for _ in range(arguments.rounds):
@@ -158,11 +162,16 @@ def main() -> None:
                     continue
                 for step, times in json.loads(done.stdout.splitlines()[-1]).items():
                     best[step, label] = min(best.get((step, label), times), times)
-    table = Table("seconds (processor seconds)", *SUBJECTS)
+    header = ("seconds (processor seconds)", *SUBJECTS)
+    table, rows = Table(*header), []
     for step in dict.fromkeys(step for step, _ in best):
         cells = [best.get((step, label)) for label in SUBJECTS]
-        table.add_row(step, *("-" if each is None else f"{each[0]:.2f} ({each[1]:.2f})" for each in cells))
+        rows.append([step, *("-" if each is None else f"{each[0]:.3f} ({each[1]:.3f})" for each in cells)])
+        table.add_row(*rows[-1])
     console.print(table)
+    if arguments.write:
+        text = f"{where_measured(load)} The fastest of {arguments.rounds} runs."
+        replace_block(PAGE, "sharding", f"{text}\n\n{markdown(header, rows)}")
 
 
 if __name__ == "__main__":

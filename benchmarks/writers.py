@@ -1,9 +1,9 @@
 """Do many writers of one branch hinder each other?
 
-Run it by itself: `python -m benchmarks.writers [--writers 32] [--commits 2] [--latency-ms 20] [--processes]`. Writers
-commit to distinct arrays, and to distinct regions of one array, on an S3 server behind a proxy that delays every
-request. Both libraries do the same, one after the other. The table compares commits per second with those of one writer
-alone. It shows how many tries a commit took and how many requests one lost try costs. Writers are threads of one
+Run it by itself: `python -m benchmarks.writers [--writers 32] [--commits 2] [--latency-ms 20] [--processes] [--write]`.
+Writers commit to distinct arrays, and to distinct regions of one array, on an S3 server behind a proxy that delays
+every request. Both libraries do the same, one after the other. The table compares commits per second with those of one
+writer alone. It shows how many tries a commit took and how many requests one lost try costs. Writers are threads of one
 process, or processes of their own, which have imported the library and opened the repository before all of them start.
 If the processors are busy, the table shows how fast they are: `tests/session/test_lost_races.py` measures the same on
 simulated time.
@@ -34,6 +34,7 @@ from tests.servers.s3 import S3Server
 from tests.servers.seaweedfs import seaweedfs_server
 
 from benchmarks.proxy import Counts, Proxy, proxied
+from benchmarks.report import PAGE, markdown, replace_block, where_measured
 
 SERVERS = {"ministack": ministack_server, "seaweedfs": seaweedfs_server}
 LAYOUTS = ("distinct arrays", "regions of one array")
@@ -210,6 +211,7 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=2)
     parser.add_argument("--latency-ms", type=float, default=20)
     parser.add_argument("--processes", action="store_true", help="a process for each writer instead of a thread")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/performance.md")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     parser.add_argument("--server", choices=sorted(SERVERS), default="ministack")
     parser.add_argument("--libraries", nargs="*", default=["icechunk", "icefloe"])
@@ -219,18 +221,22 @@ def main() -> None:
     if given.task is not None:
         run_task(given.task)
         return
-    console = Console(width=160)
-    table = Table("layout", "library", "1 writer, commits/s", f"{given.writers} writers, commits/s", "share")
-    for name in (
-        "tries, median",
+    console, load, rows = Console(width=160), os.getloadavg(), []
+    kind = "processes" if given.processes else "threads"
+    header = (
+        "layout",
+        "package",
+        "commits per second, one writer",
+        f"{given.writers} {kind}",
+        "share",
+        "tries: median",
         "mean",
         "most",
         "requests per lost try",
         "writes per lost try",
-        "CPU ms per commit",
-        "idle",
-    ):
-        table.add_column(name, justify="right")
+        "processor ms per commit",
+        "idle, one and all",
+    )
     with SERVERS[given.server]() as server, proxied(server.endpoint_url, given.latency_ms / 1000) as proxy:
         for layout in given.layouts:
             for name in given.libraries:
@@ -244,9 +250,9 @@ def main() -> None:
                     }
                     writes = sum(count for kind, count in extra.items() if kind.startswith("PUT"))
                     console.print({kind: round(count / max(lost, 1), 2) for kind, count in extra.items()})
-                    table.add_row(
+                    row = (
                         layout,
-                        name if generation is None else generation,
+                        "official" if generation is None else f"`{generation}`",
                         f"{alone.per_second:.1f}",
                         f"{together.per_second:.1f}",
                         f"{together.per_second / alone.per_second:.2f}",
@@ -258,7 +264,14 @@ def main() -> None:
                         f"{1000 * together.cpu_seconds / together.commits:.0f}",
                         f"{alone.idle:.0%}, {together.idle:.0%}",
                     )
+                    rows.append(row)
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
+    if given.write:
+        place = where_measured(load).replace("local files", f"the S3 server {given.server} on the same machine")
+        replace_block(PAGE, f"writers {kind}", f"{place}\n\n{markdown(header, rows, texts=2)}")
 
 
 def measure(

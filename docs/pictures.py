@@ -231,30 +231,6 @@ def table_after(heading: str) -> list[list[str]]:
     return [row for row in cells if not set(row[0]) <= {"-", " ", ":"}]
 
 
-def draw_speed(_: Archive, target: Path) -> None:
-    """The measurements of docs/performance.md as bars."""
-    header, *rows = table_after("Measurements")
-    names = [row[0].replace(": ", "\n") for row in rows]
-    figure = figure_of(9, 3.6)
-    axes = figure.subplots()
-    columns = [
-        (header.index("official"), "official package", GREY),
-        (header.index("Zarr's own pipeline"), "Icefloe, Zarr's pipeline", GREEN),
-        (header.index("batched pipeline"), "Icefloe", BLUE),
-    ]
-    positions = np.arange(len(rows))
-    for offset, (column, label, colour) in enumerate(columns):
-        values = [float(row[column]) for row in rows]
-        bars = axes.barh(positions + (offset - 1) * 0.27, values, 0.25, label=label, color=colour)
-        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-    axes.set_yticks(positions, names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds of processor time (less is better)")
-    axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target)
-
-
 def draw_ratios(_: Archive, target: Path) -> None:
     """The table of `python3 dev.py bench` as bars."""
     report.draw_ratios(report.read_table(report.read_block(report.PAGE, "ratios")), target)
@@ -501,7 +477,6 @@ PICTURES: dict[str, Callable[[Archive, Path], None]] = {
     "series.png": draw_series,
     "chunks.svg": draw_chunks,
     "sizes.svg": draw_sizes,
-    "speed.svg": draw_speed,
     "ratios.svg": draw_ratios,
     "growth.svg": draw_growth,
     "durability.svg": draw_durability,

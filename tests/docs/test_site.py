@@ -91,6 +91,6 @@ def test_the_pictures_are_made_by_code(tmp_path: Path) -> None:
     spec.loader.exec_module(pictures)
     stored = {path.name for path in (ROOT / "docs" / "images").iterdir() if not path.name.startswith("viewer")}
     assert stored == {*pictures.PICTURES, "logo.svg"}
-    drawn = list(pictures.draw_all(tmp_path, days=4, only=("history.svg", "chunks.svg", "speed.svg", "overview.svg")))
-    assert [path.name for path in drawn] == ["overview.svg", "history.svg", "chunks.svg", "speed.svg"]
+    drawn = list(pictures.draw_all(tmp_path, days=4, only=("history.svg", "chunks.svg", "ratios.svg", "overview.svg")))
+    assert [path.name for path in drawn] == ["overview.svg", "history.svg", "chunks.svg", "ratios.svg"]
     assert "merge" in (tmp_path / "overview.svg").read_text()

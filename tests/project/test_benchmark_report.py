@@ -66,6 +66,7 @@ def test_the_page_names_the_commit_the_versions_and_the_load_of_its_figures() ->
     for part in ("commit `", "Python 3.", "zarr", "official package", "cores", "load of the machine was 1.5"):
         assert part in told
     page = report.PAGE.read_text()
-    for name in ("ratios", "limits", "growth", "requests"):
+    names = ("ratios", "limits", "growth", "requests", "sharding", "durability", "writers threads", "writers processes")
+    for name in names:
         assert page.count(f"<!-- figures {name}: begin -->") == page.count(f"<!-- figures {name}: end -->") == 1
         assert "Measured at commit `" in report.read_block(report.PAGE, name)
