@@ -100,7 +100,7 @@ def ingest_sources(count: int, folder: Path) -> dict[str, float]:
     spark = connect("local[2,4]", quick_start=True)
     spark.range(8).count()
     facts: dict[str, float] = {}
-    time_calls(module, "expand_sources", facts, "list")
+    time_calls(module, "find_files", facts, "list")
     time_calls(module, "_read_sources", facts, "schemas")
     time_calls(ingest_commit, "plan_first_pass", facts, "plan")
     time_calls(ingest_commit, "write_with_tasks", facts, "tasks")

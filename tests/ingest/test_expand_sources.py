@@ -13,8 +13,9 @@ from icefloe.blocking import run_blocking
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ingest.access import SourceAccess, normalise_url
 from icefloe.ingest.parsers.registry import try_schema
+from icefloe.ingest.source_files import natural_key
 from icefloe.ingest.source_model import SourceFailure
-from icefloe.ingest.sources import expand_sources, natural_key
+from icefloe.ingest.sources import expand_sources
 from icefloe.storage import in_memory_storage
 
 

@@ -23,7 +23,8 @@ from icefloe.ingest.access import SourceAccess
 from icefloe.ingest.local_ingest import read_existing, read_schemas
 from icefloe.ingest.plan import IngestPlan, plan_ingest
 from icefloe.ingest.record import store_containers
-from icefloe.ingest.runs import SchemaTable, plan_table
+from icefloe.ingest.runs import plan_table
+from icefloe.ingest.schema_table import SchemaTable
 from icefloe.ingest.source_model import (
     SourceFailure,
     SourceFile,
@@ -35,6 +36,23 @@ from icefloe.ingest.source_model import (
 from icefloe.ingest.write_tasks import IngestTask, run_task
 
 UNITS = "hours since 1970-01-01"
+
+
+def stack(schema: SourceSchema, style: str) -> SourceSchema:
+    """The same source without the dimension time. Its time is a scalar, or in its name."""
+    prefix = next(path for path in schema.coordinates if path.endswith("lat")).removesuffix("lat")
+    cells = dict(schema.variables)
+    if style != "length one":
+        for path, each in cells.items():
+            kept = [axis for axis, dim in enumerate(each.dims) if dim != "time"]
+            dims, shape, chunks = ([part[axis] for axis in kept] for part in (each.dims, each.shape, each.chunks))
+            cells[path] = replace(each, dims=tuple(dims), shape=tuple(shape), chunks=tuple(chunks))
+    gone = () if style == "scalar" else (f"{prefix}time",)
+    return replace(
+        schema,
+        variables={path: each for path, each in cells.items() if path not in gone},
+        coordinates={path: each for path, each in schema.coordinates.items() if path not in gone},
+    )
 
 
 def make_schema(
@@ -81,29 +99,42 @@ def make_schema(
 ODD = ["", "", "", "units", "grid", "type", "lacks", "scalar", "mask", "large mask", "nan"]
 
 
-def make_archive(draw: random.Random) -> list[SourceSchema]:
+STYLES = ["", "", "", "scalar", "name", "length one"]
+
+
+def make_archive(draw: random.Random, style: str = "") -> list[SourceSchema]:
     """Sources that mostly follow each other, with names in any order, gaps, and now and then one that does not fit."""
-    count, length = draw.randrange(1, 60), draw.choice([1, 1, 1, 2, 4])
+    count, length = draw.randrange(1, 60), draw.choice([1, 1, 1, 2, 4]) if not style else 1
     numbers = list(range(count))
     if draw.random() < 0.2:
         draw.shuffle(numbers)
     folder = draw.choice(["", "", "", "group"])
     kinds = draw.choice([1, 1, 2])
     odd, chance = draw.choice(ODD), draw.choice([0.0, 0.05, 1.0])
+    steady = draw.random() < 0.8
     schemas, start = [], 0.0
     for position, number in enumerate(numbers):
         times = [start + step for step in range(length)]
         start += length + draw.choice([0, 0, 0, 0, 5, -1 if draw.random() < 0.02 else 0])
         own = odd if draw.random() < chance else ""
         kind = 0 if kinds == 1 or position < count // 2 else 1
+        if style:
+            state = random.Random(7 if steady else position)  # whether the other scalar differs between sources
+            made = make_schema(number, times, state, kind=kind, folder=folder, odd=own if own != "scalar" else "")
+            schemas.append(stack(made, style))
+            continue
         schemas.append(make_schema(number, times, draw, kind=kind, folder=folder, odd=own))
     return sorted(schemas, key=lambda schema: int(schema.file.name.removesuffix(".nc")))
 
 
-def make_options(draw: random.Random) -> IngestOptions:
+def make_options(draw: random.Random, style: str = "") -> IngestOptions:
     return IngestOptions(
         mode=draw.choice(["native", "virtual", "mixed"]),
         append_dim=draw.choice(["time", "time", None]),
+        concat_dims=("time",) if draw.random() < (0.6 if style else 0.1) else None,
+        pattern=draw.choice(["{time:d}.nc", "{time:d}.nc", "{time:f}.nc", "{time:s}.nc"])
+        if style in ("name", "length one")
+        else None,
         group=draw.choice(["", "a/b"]),
         variables=draw.choice([None, None, ("t2m",)]),
         allow_missing=draw.random() < 0.2,
@@ -121,7 +152,7 @@ def facts_of(plan: IngestPlan) -> dict[str, Any]:
     return {
         "documents": dict(plan.documents),
         "arrays": {path: (each.kind, each.shape, each.chunks, each.joined) for path, each in plan.arrays.items()},
-        "values": [(w.path, w.start, w.values.dtype, w.values.tobytes()) for w in plan.values],
+        "values": [(w.path, w.start, w.values.dtype, repr(w.values.tolist())) for w in plan.values],
         "tasks": [(t.id, t.kind, t.arrays, t.window, t.bytes, [files_of(t)]) for t in tasks],
         "issues": plan.report.rows(),
         "rest": (plan.containers, plan.sources, plan.source_bytes, plan.skipped),
@@ -151,7 +182,8 @@ def count_in_runs(plan: IngestPlan | None) -> int:
 @given(st.integers(0, 2**32))
 def test_a_plan_in_runs_is_the_plan_of_each_source(seed: int) -> None:
     draw = random.Random(seed)
-    schemas, options = make_archive(draw), make_options(draw)
+    style = draw.choice(STYLES)
+    schemas, options = make_archive(draw, style), make_options(draw, style)
     failures = []
     if len(schemas) > 3 and draw.random() < 0.1:
         options = replace(options, on_error="skip")
@@ -180,6 +212,20 @@ def test_most_sources_of_a_plain_archive_are_in_runs(mode: Any) -> None:
     assert count_in_runs(plan) == 498
 
 
+@pytest.mark.parametrize("mode", ["native", "virtual", "mixed"])
+@pytest.mark.parametrize("style", ["scalar", "name", "length one"])
+@pytest.mark.parametrize("appended", [True, False])
+def test_most_sources_that_are_stacked_are_in_runs(mode: Any, style: str, appended: bool) -> None:
+    schemas = [stack(make_schema(n, [n * 2.0], random.Random(1)), style) for n in range(500)]
+    pattern = None if style == "scalar" else "{time:d}.nc"
+    options = IngestOptions(mode=mode, append_dim="time" if appended else None, pattern=pattern)
+    if style == "length one":
+        # The other coordinate along time must be in a column, which it is only if it differs.
+        schemas = [replace(s, coordinates={p: c for p, c in s.coordinates.items() if p != "cycle"}) for s in schemas]
+    _, plan = outcome_of(plan_table, SchemaTable(schemas, options), options)
+    assert count_in_runs(plan) == 499
+
+
 def test_a_table_has_every_schema() -> None:
     draw = random.Random(2)
     schemas = [make_schema(n, [n + 0.0], draw, kind=n % 2, odd=draw.choice(ODD)) for n in range(40)]
@@ -199,7 +245,7 @@ def test_a_table_has_every_schema() -> None:
     for part in (slice(0, 25), slice(25, 40)):
         joined.join(pickle.loads(pickle.dumps(SchemaTable(schemas[part]).without_files(files[part]))), files[part])
     assert [*map(repr, joined)] == [*map(repr, table)]
-    assert all(file is files[number] for number, file in enumerate(joined.files()))
+    assert joined.files() == files
 
 
 @pytest.mark.parametrize("mode", ["native", "virtual"])

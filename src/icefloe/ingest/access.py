@@ -372,7 +372,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~-]*")
 """Names that are the same in a URL."""
 
 
-def describe_paths(paths: Iterable[str]) -> Iterator[tuple[SourceFile, os.stat_result | None]]:
+def describe_paths(paths: Iterable[str]) -> Iterator[tuple[str, SourceFile, os.stat_result | None]]:
     """Describe local paths with one request to the file system each. A path that leads nowhere has no status.
 
     Archives have many files in few folders, so the URL of a folder is made once.
@@ -389,12 +389,12 @@ def describe_paths(paths: Iterable[str]) -> Iterator[tuple[SourceFile, os.stat_r
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            yield SourceFile(url), None
+            yield path, SourceFile(url), None
             continue
         except OSError:
             with local_errors(url):
                 raise
-        yield _describe_status(url, status), status
+        yield path, _describe_status(url, status), status
 
 
 def _raise(error: OSError) -> None:

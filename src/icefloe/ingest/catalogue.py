@@ -31,6 +31,7 @@ import zstandard
 from icefloe.blocking import run_blocking
 from icefloe.errors import FormatError, IcefloeError
 from icefloe.formats.header import decompress
+from icefloe.ingest.source_files import take_rows
 from icefloe.ingest.source_model import (
     VARIABLE_FIELDS,
     Coordinate,
@@ -123,16 +124,15 @@ class SourceBatch:
     def take(self, rows: Sequence[int] | npt.NDArray[np.intp]) -> SourceBatch:
         """Return some of the sources."""
         chosen = np.asarray(rows, dtype=np.intp)
-        numbers = chosen.tolist()
-        if len(numbers) == len(self) and numbers == list(range(len(self))):
+        if len(chosen) == len(self) and bool((chosen == np.arange(len(self))).all()):
             return self
         return replace(
             self,
-            columns=tuple([column[row] for row in numbers] for column in self.columns),
+            columns=tuple(take_rows(column, chosen) for column in self.columns),
             starts={key: each[chosen] for key, each in self.starts.items()},
             moved_from={key: each[chosen] for key, each in self.moved_from.items()},
             values={path: each[chosen] for path, each in self.values.items()},
-            hashes={path: [each[row] for row in numbers] for path, each in self.hashes.items()},
+            hashes={path: take_rows(each, chosen) for path, each in self.hashes.items()},
         )
 
     def file(self, row: int) -> SourceFile:
@@ -361,8 +361,8 @@ class SourceRun:
         return int(self.batch.starts[self.group, dim][self.rows[0]]), length
 
     @property
-    def urls(self) -> list[str]:
-        return [self.batch.urls[row] for row in self.rows.tolist()]
+    def urls(self) -> Sequence[str]:
+        return take_rows(self.batch.urls, self.rows)
 
     def file(self, index: int) -> SourceFile:
         """Return the file of a source of the run."""

@@ -667,7 +667,8 @@ def ingest_local(
     options = options or IngestOptions()
     access = choose_access(access, source_options, options.function)
     check_format(options.format)
-    named = files = expand_sources(sources, access)
+    named: Sequence[SourceFile] = expand_sources(sources, access)
+    files = named
     known = len(files)
     if skip_ingested:
         files = not_ingested(files, ingested_sources(repository, branch))

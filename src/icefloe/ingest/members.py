@@ -22,6 +22,7 @@ from icefloe.ingest.cf import (
     keeps_values,
     packing_of,
 )
+from icefloe.ingest.source_files import in_natural_order, take_rows
 from icefloe.ingest.source_model import (
     IDENTITY_ATTRIBUTES,
     NAMING_ATTRIBUTES,
@@ -34,7 +35,7 @@ from icefloe.ingest.source_model import (
     named_by,
     summarise_coordinate,
 )
-from icefloe.ingest.sources import IngestOptions, NamedValues, in_natural_order, name_values
+from icefloe.ingest.sources import IngestOptions, NamedValues, name_values
 from icefloe.ingest.zarr_documents import parse_fill_attribute
 
 
@@ -165,10 +166,12 @@ def _run_member(member: Member, run: SourceRun) -> Member:
     coordinates[run.dim] = _summary((run.values if order is None else run.values[:, order]).reshape(-1))
     digests = {name: digest for name, digest in member.digests.items() if name not in along}
     for name, path in _columns(member, run, run.batch.hashes):
-        every = [run.batch.hashes[path][row] for row in run.rows.tolist()]
-        if name in along or len({*every}) > 1:
-            arranged = member.digests[name].removeprefix(run.batch.hashes[path][run.leader])
-            digests[name] = hashlib.blake2b(" ".join(every).encode(), digest_size=16).hexdigest() + arranged
+        every, known = take_rows(run.batch.hashes[path], run.rows), run.batch.hashes[path][run.leader]
+        if name in along or any(each != known for each in every):
+            digest = hashlib.blake2b(digest_size=16)
+            for each in every:
+                digest.update(f"{each} ".encode())
+            digests[name] = digest.hexdigest() + member.digests[name].removeprefix(known)
     return replace(member, file=run.file(0), variables=variables, coordinates=coordinates, digests=digests, run=run)
 
 

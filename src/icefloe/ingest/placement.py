@@ -27,8 +27,9 @@ from icefloe.ingest.cf import (
 )
 from icefloe.ingest.members import Member, find_step, gaps_within, join_path, name_of
 from icefloe.ingest.parsers.zarr import variable_of_v3
+from icefloe.ingest.source_files import natural_key
 from icefloe.ingest.source_model import Coordinate, SchemaIssue, SourceVariable, summarise_coordinate
-from icefloe.ingest.sources import IngestOptions, natural_key
+from icefloe.ingest.sources import IngestOptions
 from icefloe.model.zarr_document import ChunkLengths, as_lengths, grid_document, parse_grid
 
 

@@ -41,6 +41,7 @@ from icefloe.ingest.placement import (
     join_dimension,
     without_overlaps,
 )
+from icefloe.ingest.source_files import in_natural_order
 from icefloe.ingest.source_model import (
     GAP,
     SchemaIssue,
@@ -52,7 +53,7 @@ from icefloe.ingest.source_model import (
     intern_schemas,
     join_reports,
 )
-from icefloe.ingest.sources import IngestOptions, in_natural_order
+from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.target_arrays import existing_array, extend_array, fill_means_missing, plan_array
 from icefloe.ingest.write_tasks import (
     Comparison,
@@ -593,7 +594,7 @@ class IngestPlan(TextCardMixin):
     containers: tuple[str, ...]
     report: SchemaReport
     options: IngestOptions
-    sources: tuple[str, ...]
+    sources: Sequence[str]
     source_bytes: int
     skipped: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)

@@ -12,11 +12,13 @@ import base64
 import binascii
 import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
+import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from icefloe.blocking import run_blocking
@@ -33,6 +35,7 @@ from icefloe.ingest.catalogue import (
     version_of,
 )
 from icefloe.ingest.plan import IngestPlan
+from icefloe.ingest.source_files import SourceFiles
 from icefloe.ingest.source_model import SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions
 from icefloe.model.config import RepositoryConfig
@@ -68,6 +71,63 @@ def fingerprint(file: SourceFile) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).digest()
 
 
+class Fingerprints(Set[bytes]):
+    """A set of fingerprints, as a sorted column of numbers.
+
+    Examples
+    --------
+    >>> known = Fingerprints.of([SourceFile("file:///a.nc", 10), SourceFile("file:///b.nc", 20)])
+    >>> len(known), fingerprint(SourceFile("file:///b.nc", 20)) in known, len(bytes(known))
+    (2, True, 16)
+    """
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self, numbers: npt.NDArray[np.uint64]) -> None:
+        self._numbers: npt.NDArray[np.uint64] = np.unique(numbers)
+
+    @classmethod
+    def of(cls, files: Iterable[SourceFile]) -> Fingerprints:
+        """Return the fingerprints of files."""
+        return cls._from_iterable(map(fingerprint, files))
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray) -> Fingerprints:
+        """Return the fingerprints of a list, which has one after the other."""
+        return cls(np.frombuffer(data, dtype=f">u{_FINGERPRINT_BYTES}").astype(np.uint64))
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[bytes]) -> Fingerprints:  # type: ignore[override]
+        data = bytearray()
+        for each in it:
+            data += each
+        return cls.parse(data)
+
+    def __bytes__(self) -> bytes:
+        return self._numbers.astype(f">u{_FINGERPRINT_BYTES}").tobytes()
+
+    def __contains__(self, mark: object) -> bool:
+        if not isinstance(mark, bytes) or len(mark) != _FINGERPRINT_BYTES:
+            return False
+        number = np.uint64(int.from_bytes(mark, "big"))
+        at = int(np.searchsorted(self._numbers, number))
+        return at < len(self._numbers) and bool(self._numbers[at] == number)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (int(number).to_bytes(_FINGERPRINT_BYTES, "big") for number in self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def union(self, others: Fingerprints) -> Fingerprints:
+        """Return these fingerprints and those of another set."""
+        return Fingerprints(np.concatenate([self._numbers, others._numbers]))
+
+    def difference(self, others: Fingerprints) -> Fingerprints:
+        """Return these fingerprints without those of another set."""
+        return Fingerprints(np.setdiff1d(self._numbers, others._numbers, assume_unique=True))
+
+
 def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any) -> dict[str, Any]:
     """Return the commit metadata of an ingest: what was ingested and how.
 
@@ -96,7 +156,8 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
     >>> ingest_metadata(plan, files)["icefloe.ingest"]["sources"]
     1
     """
-    marks = b"".join(sorted(fingerprint(file) for file in files if file.url not in plan.skipped))
+    skipped = {*plan.skipped}
+    marks = bytes(Fingerprints.of(file for file in files if file.url not in skipped))
     entry: dict[str, Any] = {
         "mode": plan.options.mode,
         "sources": len(plan.sources),
@@ -115,13 +176,7 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
     return {METADATA_KEY: {key: value for key, value in entry.items() if value is not None}}
 
 
-def parse_fingerprints(data: bytes) -> set[bytes]:
-    """Split a list of concatenated fingerprints."""
-    step = _FINGERPRINT_BYTES
-    return {data[start : start + step] for start in range(0, len(data), step)}
-
-
-def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[SourceFile]:
+def not_ingested(files: Iterable[SourceFile], before: Set[bytes]) -> SourceFiles:
     """Return the files that are new or have changed since they were ingested.
 
     Parameters
@@ -133,8 +188,8 @@ def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[
 
     Returns
     -------
-    list of SourceFile
-        The files to ingest.
+    SourceFiles
+        The files to ingest, as columns.
 
     Examples
     --------
@@ -142,7 +197,7 @@ def not_ingested(files: Iterable[SourceFile], before: frozenset[bytes]) -> list[
     >>> not_ingested([new, known], frozenset({fingerprint(known)})) == [new]
     True
     """
-    return [file for file in files if fingerprint(file) not in before]
+    return SourceFiles.of(file for file in files if fingerprint(file) not in before)
 
 
 MOST_INLINE_BYTES = 32
@@ -165,18 +220,18 @@ def keep_record(repository: Repository, base: Snapshot, metadata: Mapping[str, A
     if INGESTED_KEY in base.metadata and len(known) + len(added) <= MOST_TEXTS:
         return {**kept, INGESTED_KEY: {"add": added}}
     if INGESTED_KEY in base.metadata and not any(text.startswith(REMOVED_SOURCES) for text in known):
-        joined, dropped = _join_newest(repository, known, parse_fingerprints(marks), base.id)
+        joined, dropped = _join_newest(repository, known, Fingerprints.parse(marks), base.id)
         return {**kept, INGESTED_KEY: {"add": [joined], "drop": dropped}}
     # Texts remove sources of others, or another writer made the earlier commits and did not inherit the list.
     before = ingested_at(repository, base.id)
     if not before:
         return {**kept, INGESTED_KEY: {"add": added, "drop": known}}
-    joined = _store(repository, b"".join(sorted(before | parse_fingerprints(marks))))
+    joined = _store(repository, bytes(before.union(Fingerprints.parse(marks))))
     return {**kept, INGESTED_KEY: {"add": [joined], "drop": known}}
 
 
 def _join_newest(
-    repository: Repository, known: Sequence[str], marks: set[bytes], snapshot_id: str
+    repository: Repository, known: Sequence[str], marks: Fingerprints, snapshot_id: str
 ) -> tuple[str, Sequence[str]]:
     """Join new fingerprints with the newest texts of a list. Return the new text and those that it replaces."""
     count = len(known)
@@ -184,9 +239,9 @@ def _join_newest(
         before = _fetch(repository, known[count - 1], snapshot_id)
         if count < MOST_TEXTS and len(before) > _LONGER * len(marks):
             break
-        marks = marks | before
+        marks = marks.union(before)
         count -= 1
-    return _store(repository, b"".join(sorted(marks))), known[count:]
+    return _store(repository, bytes(marks)), known[count:]
 
 
 def _store(repository: Repository, marks: bytes) -> str:
@@ -200,40 +255,37 @@ def _put(repository: Repository, data: bytes) -> str:
     return key
 
 
-def ingested_sources(repository: Repository, branch: str) -> frozenset[bytes]:
+def ingested_sources(repository: Repository, branch: str) -> Fingerprints:
     """Return the fingerprints of every source that commits of a branch ingested."""
     return ingested_at(repository, repository.lookup_branch(branch))
 
 
-def ingested_at(repository: Repository, snapshot_id: str) -> frozenset[bytes]:
+def ingested_at(repository: Repository, snapshot_id: str) -> Fingerprints:
     """Return the fingerprints of every source of a snapshot."""
-    found: frozenset[bytes] = frozenset()
+    found = Fingerprints.of(())
     for info in repository.ancestry(snapshot_id=snapshot_id):
         if INGESTED_KEY in info.metadata:
-            return found | _resolve(repository, ingested_texts(info.metadata), info.id)
-        found |= _resolve(repository, own_sources(info.metadata), info.id)
+            return found.union(_resolve(repository, ingested_texts(info.metadata), info.id))
+        found = found.union(_resolve(repository, own_sources(info.metadata), info.id))
     return found
 
 
-def _resolve(repository: Repository, texts: Iterable[str], snapshot_id: str) -> frozenset[bytes]:
+def _resolve(repository: Repository, texts: Iterable[str], snapshot_id: str) -> Fingerprints:
     """Return the fingerprints of a list, without those that a later text removes."""
-    found: set[bytes] = set()
+    found = Fingerprints.of(())
     for text in texts:
         marks = _fetch(repository, text.removeprefix(REMOVED_SOURCES), snapshot_id)
-        if text.startswith(REMOVED_SOURCES):
-            found -= marks
-        else:
-            found |= marks
-    return frozenset(found)
+        found = found.difference(marks) if text.startswith(REMOVED_SOURCES) else found.union(marks)
+    return found
 
 
-def _fetch(repository: Repository, text: str, snapshot_id: str) -> set[bytes]:
+def _fetch(repository: Repository, text: str, snapshot_id: str) -> Fingerprints:
     try:
         if text.startswith(INLINE_SOURCES):
-            return parse_fingerprints(base64.b64decode(text.removeprefix(INLINE_SOURCES), validate=True))
+            return Fingerprints.parse(base64.b64decode(text.removeprefix(INLINE_SOURCES), validate=True))
         if not text.startswith(INGESTED_FOLDER):
             raise ValueError("it is neither fingerprints nor the name of a list")
-        return parse_fingerprints(decompress(run_blocking(repository.storage.get(text))))
+        return Fingerprints.parse(decompress(run_blocking(repository.storage.get(text))))
     except (ObjectNotFoundError, FormatError, binascii.Error, ValueError) as error:
         raise FormatError(
             f"the list of sources of snapshot {snapshot_id} ({text}) cannot be read. Ingest without skip_ingested",

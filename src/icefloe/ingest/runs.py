@@ -21,10 +21,9 @@ sources, every source is planned instead, so that the report names each of them.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +31,11 @@ import numpy.typing as npt
 from icefloe.errors import InvalidInputError
 from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.catalogue import (
-    FILE_COLUMNS,
     Catalogue,
     CataloguedSource,
     Placement,
     SourceBatch,
     SourceRun,
-    dtype_of,
     joined_variables,
 )
 from icefloe.ingest.cf import is_time_units
@@ -46,17 +43,10 @@ from icefloe.ingest.members import is_longitude, split_datasets
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, plan_ingest, plan_tasks
 from icefloe.ingest.record import FoundSources
-from icefloe.ingest.source_model import (
-    VARIABLE_FIELDS,
-    SchemaInterner,
-    SourceFailure,
-    SourceFile,
-    SourceSchema,
-    SourceVariable,
-    hash_value,
-    summarise_coordinate,
-)
-from icefloe.ingest.sources import IngestOptions, NamedValue, in_natural_order, name_values
+from icefloe.ingest.schema_table import AlikeSources, SchemaTable
+from icefloe.ingest.source_files import SourceFiles, in_natural_order, is_range
+from icefloe.ingest.source_model import SourceFailure, SourceSchema
+from icefloe.ingest.sources import IngestOptions, NamedValue, name_values
 from icefloe.ingest.write_tasks import PlacedFile
 
 _SHORTEST_BATCH = 3
@@ -460,248 +450,8 @@ def _single_range(values: npt.NDArray[Any], units: _Units) -> _Ranges:
 
 _SHORTEST_RUN = 16
 """Fewer new sources are planned one by one."""
-_LONGEST_ROW = 256
-"""The longest coordinate with a row for each source. Sources that differ in a longer one are not similar."""
-
-
-class SchemaTable:
-    """Schemas of many sources. What similar sources share is in memory once, and the rest in columns.
-
-    Sources are added in the natural order of their names. A plan takes the attributes of a group from its first source.
-    If all sources belong to one group and none of them is left out, those of the others are not kept.
-
-    Examples
-    --------
-    >>> import xarray
-    >>> from icefloe.ingest import expand_sources, parse_schema
-    >>> for day in range(3):
-    ...     xarray.Dataset({"t": ("time", [20.0])}, {"time": [day]}).to_netcdf(f"table{day}.nc")
-    >>> table = SchemaTable([parse_schema(file) for file in expand_sources("table*.nc")])
-    >>> len(table), [schema.coordinates["time"].first for schema in table]
-    (3, [0, 1, 2])
-    """
-
-    def __init__(self, schemas: Iterable[SourceSchema] = (), options: IngestOptions | None = None) -> None:
-        self._alike: dict[bytes, _Alike] = {}
-        self._count = 0
-        # Different sources share equal variables and coordinates too.
-        self._interner = SchemaInterner()
-        self._has_attributes = options is None or options.group_pattern is not None or options.overlap != "error"
-        self.add(schemas)
-
-    def add(self, schemas: Iterable[SourceSchema], files: Iterable[SourceFile] = ()) -> None:
-        """Add schemas. Their files are shared with `files`."""
-        known = {file: file for file in files}
-        # Objects are known by their identity only as long as the caller holds them.
-        added, keys = list(schemas), _Keys(self._has_attributes)
-        parts: dict[Any, list[tuple[int, SourceSchema]]] = {}
-        for schema in added:
-            parts.setdefault(keys.of(schema), []).append((self._count, schema))
-            self._count += 1
-        for key, part in parts.items():
-            alike = self._alike.get(key)
-            if alike is None:
-                alike = self._alike[key] = _Alike(self._interner.share([part[0][1]])[0])
-            chosen = [known.get(schema.file, schema.file) for _, schema in part]
-            alike.add([schema for _, schema in part], [number for number, _ in part], chosen)
-
-    def without_files(self, files: Sequence[SourceFile]) -> SchemaTable:
-        """Return the table with positions in `files` instead of the files, for a process that has them too."""
-        places = {file: place for place, file in enumerate(files)}
-        for alike in self._alike.values():
-            alike.files = [places.get(file, file) for file in alike.files]
-        self._interner = SchemaInterner()
-        return self
-
-    def join(self, other: SchemaTable, files: Sequence[SourceFile]) -> None:
-        """Add the schemas of a table that has positions in `files`. The other table must not be used any more."""
-        for key, alike in other._alike.items():
-            alike.files = [files[file] if isinstance(file, int) else file for file in alike.files]
-            alike.numbers = [self._count + number for number in alike.numbers]
-            known = self._alike.get(key)
-            if known is None:
-                alike.template = self._interner.share([alike.template])[0]
-                self._alike[key] = alike
-            else:
-                known.join(alike)
-        self._count += len(other)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[SourceSchema]:
-        """Every schema. Similar ones follow each other."""
-        self._interner = SchemaInterner()  # it is large if all schemas differ, and few will be added
-        return itertools.chain.from_iterable(alike.schemas(range(len(alike))) for alike in self._alike.values())
-
-    @property
-    def kinds(self) -> Sequence[_Alike]:
-        """Sources with equal schemas."""
-        return tuple(self._alike.values())
-
-    def files(self, format: str | None = None) -> list[SourceFile]:
-        """Return the files of all sources, or those of a format, in the order in which they were added."""
-        chosen = [alike for alike in self.kinds if format is None or alike.template.format == format]
-        if len(chosen) == 1:
-            return chosen[0].files
-        found = {n: file for alike in chosen for n, file in zip(alike.numbers, alike.files, strict=True)}
-        return [found[number] for number in sorted(found)]
-
-    def referenced(self) -> set[str]:
-        """Return the directories of files that sources refer to, if they are not their own."""
-        return {folder for alike in self._alike.values() for folder in alike.template.referenced}
-
-
-class _Keys:
-    """Hashes that are equal for equal parts of schemas. A part that many schemas share is hashed once."""
-
-    def __init__(self, has_attributes: bool) -> None:
-        self._has_attributes = has_attributes
-        self._known: dict[int, bytes] = {}
-
-    def of(self, schema: SourceSchema) -> bytes:
-        """Return a hash that is equal for sources that differ only in file, attributes and columns."""
-        varying = _varying(schema)
-        groups = schema.groups if self._has_attributes else [*schema.groups]
-        rest = [schema.format, groups, schema.skipped, schema.referenced, schema.left_out]
-        coordinates = [
-            (path, c.size, dtype_of(c), "" if path in varying else c.digest) for path, c in schema.coordinates.items()
-        ]
-        return hash_value([self._hash(schema.variables), coordinates, rest, [*schema.digests]])
-
-    def _hash(self, variables: Mapping[str, SourceVariable]) -> bytes:
-        if id(variables) not in self._known:
-            found = [(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()]
-            self._known[id(variables)] = hash_value(found)
-        return self._known[id(variables)]
-
-
-P = TypeVar("P")
-
-
-def _extend(
-    columns: dict[str, list[P | int]] | None, parts: Mapping[str, P], before: int, count: int
-) -> dict[str, list[P | int]] | None:
-    """Add rows to columns. There are `before` rows already, and columns without a part have those of a template."""
-    if parts:
-        columns = {} if columns is None else columns
-        for path in parts:
-            columns.setdefault(path, [before])
-    for path, rows in (columns or {}).items():
-        part = parts.get(path)
-        rows.append(count if part is None else part)
-    return columns
-
-
-def _varying(schema: SourceSchema) -> list[str]:
-    """Return the paths of coordinates of which a table has a row for each source."""
-    return [
-        path
-        for path, each in schema.coordinates.items()
-        if each.values is not None and each.values.dtype.kind in "biuf" and each.size <= _LONGEST_ROW
-    ]
-
-
-class _Alike:
-    """Sources with equal schemas, and columns of what differs between them."""
-
-    __slots__ = ("_hashes", "_values", "files", "numbers", "template")
-
-    def __init__(self, template: SourceSchema) -> None:
-        self.template = template
-        self.files: list[Any] = []
-        """The file of each source. See `SchemaTable.without_files`."""
-        self.numbers: list[int] = []
-        """The position of each source among all of them."""
-        # Rows by path, if a source has another value than the template. A number counts rows of the template.
-        self._values: dict[str, list[npt.NDArray[Any] | int]] | None = None
-        self._hashes: dict[str, list[list[str] | int]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def add(self, schemas: Sequence[SourceSchema], numbers: Sequence[int], files: Sequence[SourceFile]) -> None:
-        """Add sources."""
-        values: dict[str, npt.NDArray[Any]] = {}
-        for path in _varying(self.template):
-            found, own = [schema.coordinates[path] for schema in schemas], self.template.coordinates[path]
-            if not all(each is own or each.digest == own.digest for each in found):
-                values[path] = np.stack([v for each in found if (v := each.values) is not None])
-        hashes: dict[str, list[str]] = {}
-        for path, known in self.template.digests.items():
-            texts = [schema.digests[path] for schema in schemas]
-            if not all(each == known for each in texts):
-                hashes[path] = texts
-        self._add(values, hashes, numbers, files)
-
-    def _add(
-        self,
-        values: Mapping[str, npt.NDArray[Any]],
-        hashes: Mapping[str, list[str]],
-        numbers: Sequence[int],
-        files: Sequence[Any],
-    ) -> None:
-        """Add rows. Columns that are not given have the values of the template."""
-        self._values = _extend(self._values, values, len(self.files), len(files))
-        self._hashes = _extend(self._hashes, hashes, len(self.files), len(files))
-        self.files += files
-        self.numbers += numbers
-
-    def join(self, other: _Alike) -> None:
-        """Add the sources of another process."""
-        values, hashes = other.values(), other.hashes()
-        for path in _varying(self.template):
-            own, theirs = self.template.coordinates[path], other.template.coordinates[path]
-            if path not in values and own.digest != theirs.digest and theirs.values is not None:
-                values[path] = np.broadcast_to(theirs.values, (len(other), theirs.size))
-        for path, digest in other.template.digests.items():
-            if path not in hashes and digest != self.template.digests[path]:
-                hashes[path] = [digest] * len(other)
-        self._add(values, hashes, other.numbers, other.files)
-
-    def values(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the coordinates that differ between sources, by path, with one row for each source."""
-        found: dict[str, npt.NDArray[Any]] = {}
-        for path, rows in (self._values or {}).items():
-            own = self.template.coordinates[path].values
-            assert own is not None
-            parts = [np.broadcast_to(own, (each, len(own))) if isinstance(each, int) else each for each in rows]
-            found[path] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            rows[:] = [found[path]]
-        return found
-
-    def hashes(self) -> dict[str, list[str]]:
-        """Return the hashes of variables that differ between sources, by path."""
-        found: dict[str, list[str]] = {}
-        for path, texts in (self._hashes or {}).items():
-            own = self.template.digests[path]
-            found[path] = [*itertools.chain(*([own] * each if isinstance(each, int) else each for each in texts))]
-            texts[:] = [found[path]]
-        return found
-
-    def schemas(self, rows: Iterable[int]) -> Iterator[SourceSchema]:
-        """Return the schemas of some sources."""
-        values, hashes, template = self.values(), self.hashes(), self.template
-        for row in rows:
-            made = {path: summarise_coordinate(each[row]) for path, each in values.items()}
-            texts = {path: each[row] for path, each in hashes.items()}
-            yield replace(
-                template,
-                file=self.files[row],
-                coordinates={**template.coordinates, **made} if made else template.coordinates,
-                digests={**template.digests, **texts} if texts else template.digests,
-            )
-
-    def batch(self) -> SourceBatch:
-        """Return the sources as a batch. Its columns have what differs between them."""
-        columns = [[getattr(file, name) for file in self.files] for name in FILE_COLUMNS[:5]]
-        columns += [[None] * len(self), [0] * len(self)]
-        return SourceBatch(
-            CataloguedSource(self.template.file, {}, self.template),
-            tuple(columns),
-            values=self.values(),
-            hashes=self.hashes(),
-        )
+_NAMES_AT_ONCE = 1024
+"""Names whose coordinates are Python objects at the same time."""
 
 
 def plan_table(
@@ -715,14 +465,16 @@ def plan_table(
 
     The plan is the same. Its files and its tasks may have runs, which `PlacedFile.files` turns into files.
     """
-    runs = [] if failures else _new_runs(table, options)
-    if runs:
-        leaders = {run.batch.urls[run.leader]: run for run in runs}
-        in_runs = {url for run in runs for url in run.urls}
+    found = {} if failures else _new_runs(table, options)
+    if found:
+        leaders = {run.batch.urls[run.leader]: run for runs in found.values() for run in runs}
         schemas: list[SourceSchema] = []
         for alike in table.kinds:
-            urls = [file.url for file in alike.files]
-            schemas += alike.schemas(row for row, url in enumerate(urls) if url not in in_runs or url in leaders)
+            is_single = np.ones(len(alike), dtype=bool)
+            for run in found.get(alike, ()):
+                is_single[run.rows] = False
+                is_single[run.leader] = True
+            schemas += alike.schemas(np.flatnonzero(is_single).tolist(), table.described())
         try:
             plan = plan_ingest(schemas, options, existing=existing, runs=leaders)
         except InvalidInputError:
@@ -734,8 +486,8 @@ def plan_table(
                 return replace(
                     plan,
                     tasks=plan_tasks(plan.datasets, options),
-                    sources=tuple(file.url for file in files),
-                    source_bytes=sum(file.size_bytes for file in files),
+                    sources=files.urls,
+                    source_bytes=files.total_bytes(),
                 )
     return plan_ingest(list(table), options, failures=failures, existing=existing)
 
@@ -776,46 +528,49 @@ def _is_plan_of_files(plan: IngestPlan, leaders: Mapping[str, SourceRun]) -> boo
 class _NewLine:
     """Sources with equal schemas along a dimension: the coordinate of each, and whether they can be in runs."""
 
-    alike: _Alike
+    alike: AlikeSources
     values: npt.NDArray[Any]
     units: _Units
     can_run: bool
+    is_stacked: bool
+    """The sources do not have the dimension. They are stacked along a scalar, or along a coordinate in their names."""
 
 
-def _new_runs(table: SchemaTable, options: IngestOptions) -> list[SourceRun]:
-    """Return runs of new sources. There are none unless all sources follow each other along one dimension."""
+def _new_runs(table: SchemaTable, options: IngestOptions) -> dict[AlikeSources, list[SourceRun]]:
+    """Return runs of new sources by kind. There are none unless all sources follow each other along one dimension."""
     arranged = options.sort or options.flip or options.longitudes is not None or options.rename
-    named = options.pattern is not None or options.group_pattern is not None or options.tolerance is not None
+    is_apart = options.group_pattern is not None or options.tolerance is not None
     largest = max(table.kinds, key=len, default=None)
-    if largest is None or len(largest) < _SHORTEST_RUN or arranged or named:
-        return []
+    if largest is None or len(largest) < _SHORTEST_RUN or arranged or is_apart:
+        return {}
     if options.overlap != "error" or options.region is not None:
-        return []
-    dim = _new_dimension(largest, options)
+        return {}
+    files = table.described()
+    dim = _new_dimension(largest, files, options)
     if dim is None:
-        return []
+        return {}
     lines: list[_NewLine] = []
     for alike in table.kinds:
-        if (line := _new_line(alike, dim)) is None:
-            return []
+        if (line := _new_line(alike, dim, files, options)) is None:
+            return {}
         lines.append(line)
-    if len({line.units for line in lines}) > 1:
-        return []
+    if len({(line.units, line.is_stacked) for line in lines}) > 1:
+        return {}
     low = np.concatenate([line.values[:, 0].astype(np.float64) for line in lines])
     high = np.concatenate([line.values[:, -1].astype(np.float64) for line in lines])
     kind = np.repeat(np.arange(len(lines)), [len(line.alike) for line in lines])
     rows = np.concatenate([np.arange(len(line.alike)) for line in lines])
     order = np.argsort(low, kind="stable")
     if not bool((low[order][1:] > high[order][:-1]).all()):
-        return []
-    numbers = np.concatenate([np.array(line.alike.numbers) for line in lines])
-    first = np.array([min(line.alike.numbers) for line in lines])
+        return {}
+    numbers = np.concatenate([line.alike.places for line in lines])
+    first = np.array([line.alike.places.min() for line in lines])
     # Arrays take everything that is not joined from the first source of a kind.
     is_single = np.array([not line.can_run for line in lines])[kind] | (numbers == first[kind])
     kind, rows, numbers, is_single = kind[order], rows[order], numbers[order], is_single[order]
     # The sources of a run follow each other by name too, so that tasks have the same files as without runs.
     is_edge = np.append(True, (kind[1:] != kind[:-1]) | (np.diff(numbers) != 1) | is_single[1:] | is_single[:-1])
-    runs: list[SourceRun] = []
+    runs: dict[AlikeSources, list[SourceRun]] = {}
     batches: dict[int, tuple[SourceBatch, str]] = {}
     for part in np.split(np.arange(len(order)), np.flatnonzero(is_edge)[1:]):
         if len(part) < _SHORTEST_RUN or is_single[part[0]]:
@@ -825,40 +580,80 @@ def _new_runs(table: SchemaTable, options: IngestOptions) -> list[SourceRun]:
             datasets = split_datasets([(0, line.alike.template)], options)
             groups = [group for group, members in datasets.items() if any(m.variables for m in members)]
             if len(groups) != 1:
-                return []
-            batches[id(line)] = line.alike.batch(), groups[0]
+                return {}
+            batches[id(line)] = line.alike.batch(files), groups[0]
         batch, group = batches[id(line)]
-        runs.append(SourceRun(batch, own, group, dim, line.values[own], int(own[0])))
+        values = line.values[own[0] : own[-1] + 1] if is_range(own) else line.values[own]
+        run = SourceRun(batch, own, group, dim, values, int(own[0]))
+        runs.setdefault(line.alike, []).append(run)
     return runs
 
 
-def _new_dimension(alike: _Alike, options: IngestOptions) -> str | None:
+def _new_dimension(alike: AlikeSources, files: SourceFiles, options: IngestOptions) -> str | None:
     """Return the dimension along which sources differ, if it is one."""
+    if options.pattern is not None:
+        try:
+            named = [*name_values(files[int(alike.places[0])].url, options.pattern)]
+        except InvalidInputError:
+            return None
+        asked = options.append_dim in (None, *named) and options.concat_dims in (None, (*named,))
+        return named[0] if len(named) == 1 and asked else None
     if options.append_dim is not None:
         return options.append_dim
     if options.concat_dims is not None:
         return options.concat_dims[0] if len(options.concat_dims) == 1 else None
     variables = alike.template.variables
     found = [path for path in alike.values() if variables[path].dims == (path,)]
+    # Files are stacked along a scalar coordinate only if none of them differs along a dimension.
+    found = found or [path for path in alike.values() if variables[path].dims == ()]
     return found[0] if len(found) == 1 else None
 
 
-def _new_line(alike: _Alike, dim: str) -> _NewLine | None:
+def _new_line(alike: AlikeSources, dim: str, files: SourceFiles, options: IngestOptions) -> _NewLine | None:
     """Return sources along a dimension, or None if their coordinate does not rise or is not known as numbers."""
     schema, values, hashes = alike.template, alike.values(), alike.hashes()
-    variable, coordinate = schema.variables.get(dim), schema.coordinates.get(dim)
-    if variable is None or coordinate is None or variable.dims != (dim,):
+    has_dim = any(dim in each.dims for each in schema.variables.values())
+    column = _stored_column(alike, dim) if options.pattern is None else _names_column(alike, dim, files, options)
+    if column is None or (options.pattern is None and has_dim != (schema.variables[dim].dims == (dim,))):
         return None
-    if coordinate.values is None or coordinate.values.dtype.kind not in "iuf" or not coordinate.size:
-        return None
-    own = values.get(dim)
-    if own is None:
-        own = np.broadcast_to(coordinate.values, (len(alike), coordinate.size))
+    own = column.values
     # Rises without a gap for NaN, which is neither greater nor smaller.
     if not bool((own[:, 1:] > own[:, :-1]).all()) or bool(np.isnan(own.astype(np.float64)).any()):
         return None
-    along = {path for path, each in schema.variables.items() if dim in each.dims}
+    along = joined_variables(schema, {dim}, options.rename)
     # The coordinates of a run are made of columns, and what is not joined is equal in all sources.
     known = all(path in values for path in schema.coordinates if path in along)
     can_run = known and all(path in along for path in (*values, *hashes)) and all("/" not in path for path in along)
-    return _NewLine(alike, own, _units(schema, dim), can_run)
+    return _NewLine(alike, own, column.units, can_run, not has_dim)
+
+
+def _stored_column(alike: AlikeSources, dim: str) -> _Column | None:
+    """Return the coordinate that sources have along a dimension, or as a scalar."""
+    schema = alike.template
+    variable, coordinate = schema.variables.get(dim), schema.coordinates.get(dim)
+    if variable is None or coordinate is None or variable.dims not in ((dim,), ()):
+        return None
+    if coordinate.values is None or coordinate.values.dtype.kind not in "iuf" or not coordinate.size:
+        return None
+    own = alike.values().get(dim)
+    if own is None:
+        own = np.broadcast_to(coordinate.values, (len(alike), coordinate.size))
+    return _Column(own, _units(schema, dim))
+
+
+def _names_column(alike: AlikeSources, dim: str, files: SourceFiles, options: IngestOptions) -> _Column | None:
+    """Return the coordinate that the names of sources give, or None if it is not one number of one kind."""
+    assert options.pattern is not None
+    urls, parts = files.take(alike.places).urls, list[_Column]()
+    for first in range(0, len(urls), _NAMES_AT_ONCE):
+        try:
+            rows = [name_values(url, options.pattern) for url in urls[first : first + _NAMES_AT_ONCE]]
+        except InvalidInputError:
+            # The plan of every source says which name is wrong.
+            return None
+        column = _named_column([row[dim] for row in rows]) if all([*row] == [dim] for row in rows) else None
+        if column is None:
+            return None
+        parts.append(column)
+    kinds = {(part.values.dtype, part.units) for part in parts}
+    return _Column(np.concatenate([part.values for part in parts]), parts[0].units) if len(kinds) == 1 else None

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import importlib
 import inspect
+import itertools
 import marshal
 import os
 import re
@@ -16,7 +17,7 @@ import stat
 import string
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from pathlib import Path
@@ -28,6 +29,7 @@ import numpy as np
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ingest.access import SourceAccess, describe_paths, local_path, normalise_url
+from icefloe.ingest.source_files import SourceFiles
 from icefloe.ingest.source_model import SourceFile
 
 Mode: TypeAlias = Literal["native", "virtual", "mixed"]
@@ -349,26 +351,6 @@ def _check_pattern(what: str, pattern: str, purpose: str) -> None:
         raise InvalidInputError(f"the {what} {pattern!r} has no group in parentheses for {purpose}")
 
 
-def natural_key(text: str) -> tuple[Any, ...]:
-    """Return a sort key that orders `day9` before `day10`."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
-
-
-_DIGITS = str.maketrans("123456789", "000000000")
-
-
-def in_natural_order(texts: Collection[str]) -> list[str]:
-    """Sort texts by `natural_key`. Texts such as `day1` and `day01`, which have the same key, are sorted too."""
-    ordered = sorted(texts)
-    # What the first and the last text have in common, all texts between them have too.
-    pairs = enumerate(zip(ordered[0], ordered[-1], strict=False)) if ordered else ()
-    common = next((index for index, (left, right) in pairs if left != right), 0)
-    if len({text[common:].translate(_DIGITS) for text in ordered}) > 1:
-        # Otherwise the numbers in the texts have equal lengths, so that their order is that of their characters.
-        ordered.sort(key=natural_key)
-    return ordered
-
-
 def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list[SourceFile]:
     """Return every source file once, in natural order.
 
@@ -399,21 +381,20 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
     >>> [file.name for file in expand_sources("day*.nc")]
     ['day9.nc', 'day10.nc']
     """
+    return list(find_files(sources, access))
+
+
+def find_files(sources: Sources, access: SourceAccess | None = None) -> SourceFiles:
+    """Return what `expand_sources` does as columns. Most files are never Python objects at the same time."""
     access = access or SourceAccess()
     given = [sources] if isinstance(sources, (str, os.PathLike, SourceFile)) else list(sources)
     if not given:
         raise InvalidInputError("no sources were given")
-    found: dict[str, SourceFile] = {}
-    for source in given:
-        if isinstance(source, SourceFile):
-            found.setdefault(source.url, source)
-            continue
-        for file in _expand_one(os.fspath(source), access):
-            found.setdefault(file.url, file)
-    return [found[url] for url in in_natural_order(found)]
+    found = ([each] if isinstance(each, SourceFile) else _expand_one(os.fspath(each), access) for each in given)
+    return SourceFiles.of(itertools.chain.from_iterable(found)).in_natural_order()
 
 
-def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
+def _expand_one(text: str, access: SourceAccess) -> Iterable[SourceFile]:
     if not text.strip():
         raise InvalidInputError("a source is an empty string. Give a file, a folder ('.' for this one) or a URL")
     if text.endswith((".txt", ".list")) and not glob.has_magic(text):
@@ -429,20 +410,22 @@ def _expand_one(text: str, access: SourceAccess) -> Sequence[SourceFile]:
 
 
 def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
+    files: Sequence[SourceFile]
     if "://" not in pattern:
-        files = _describe_matches(glob.glob(os.path.expanduser(pattern), recursive=True), access)
+        matches = glob.iglob(os.path.expanduser(pattern), recursive=True)
+        files = SourceFiles.of(_describe_matches(matches, access))
     elif (path := local_path(pattern)) is not None:
         return _expand_glob(str(path), access)
     else:
         fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rsplit("/", 1)[0]
         matcher = re.compile(_translate(pattern))
         below = access.list_files(fixed)
-        files = [file for file in below if matcher.fullmatch(file.url)]
+        matching = [file for file in below if matcher.fullmatch(file.url)]
         stores = sorted(
             {u for f in below if f.url.endswith(STORE_MARKS) and matcher.fullmatch(u := f.url.rsplit("/", 1)[0])}
         )
         ordered = sorted(below, key=lambda file: file.url)
-        files += [_store(url + "/", _below(url + "/", ordered)) for url in stores]
+        files = [*matching, *(_store(url + "/", _below(url + "/", ordered)) for url in stores)]
     if not files:
         raise ObjectNotFoundError(f"nothing matches {pattern}", url=pattern)
     return files
@@ -513,15 +496,13 @@ def _below(root: str, ordered: Sequence[SourceFile]) -> Sequence[SourceFile]:
     return ordered[first:end]
 
 
-def _describe_matches(paths: Sequence[str], access: SourceAccess) -> list[SourceFile]:
-    """Return the files among local paths, and the sources of folders that are Zarr stores or links."""
-    found: list[SourceFile] = []
-    for path, (file, status) in zip(paths, describe_paths(paths), strict=True):
+def _describe_matches(paths: Iterable[str], access: SourceAccess) -> Iterator[SourceFile]:
+    """Yield the files among local paths, and the sources of folders that are Zarr stores or links."""
+    for path, file, status in describe_paths(paths):
         if status is not None and stat.S_ISREG(status.st_mode):
-            found.append(file)
+            yield file
         elif os.path.islink(path) or any(os.path.exists(os.path.join(path, mark)) for mark in STORE_MARKS):
-            found += _expand_plain(file.url, access)
-    return found
+            yield from _expand_plain(file.url, access)
 
 
 # -- coordinates in names ---------------------------------------------------------------------------------------------

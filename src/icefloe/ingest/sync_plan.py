@@ -38,7 +38,8 @@ from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import DatasetPlan, IngestPlan, plan_ingest
 from icefloe.ingest.record import FoundSources, SourceChanges
 from icefloe.ingest.runs import can_be_divided, choose_runs
-from icefloe.ingest.sources import IngestOptions, in_natural_order
+from icefloe.ingest.source_files import in_natural_order
+from icefloe.ingest.sources import IngestOptions
 from icefloe.ingest.write_tasks import Extent, IngestTask, PlacedFile, plan_native_tasks, plan_virtual_tasks
 from icefloe.model.zarr_document import parse_grid
 

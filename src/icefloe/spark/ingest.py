@@ -23,9 +23,9 @@ from icefloe.ingest.parsers.registry import check_format
 from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
-from icefloe.ingest.runs import SchemaTable
+from icefloe.ingest.schema_table import SchemaTable
 from icefloe.ingest.source_model import SchemaInterner, SourceFailure, SourceFile, SourceSchema
-from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, expand_sources
+from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, find_files
 from icefloe.ingest.sync import SyncResult, SyncSettings, sync_sources
 from icefloe.ingest.sync_plan import SyncPlan
 from icefloe.ingest.write_tasks import IngestTask, TaskResult
@@ -366,7 +366,7 @@ def ingest(
     )
     access = choose_access(access, source_options, options.function)
     check_format(options.format)
-    named = files = expand_sources(list_sources(sources), access)
+    named = files = find_files(list_sources(sources), access)
     repository = _repository(repo, repo_options, create=not dry_run)
     known = len(files)
     if skip_ingested and repository is not None:
@@ -384,7 +384,7 @@ def ingest(
     first = _read_sources(spark, files, access, options, progress)
     session, workers, schemas, failures = first.session, first.workers, first.schemas, first.failures
     fixed = "task_bytes" in more or "files_per_task" in more
-    found = FirstPass(tuple(files), schemas, tuple(failures), options, fixed)
+    found = FirstPass(files, schemas, tuple(failures), options, fixed)
     allowed = name_sources(named, schemas.referenced(), options, access, containers)
     if dry_run or repository is None:
         existing = Existing() if repository is None else read_existing(repository.readonly_session(branch), allowed)

@@ -25,9 +25,9 @@ from icefloe.ingest.array_plan import ArrayPlan
 from icefloe.ingest.chunk_grids import ChunkRegion, shift_table
 from icefloe.ingest.local_ingest import DigestWork, NamedSources, SessionSink, SourceComparison, read_existing
 from icefloe.ingest.placement import Existing
-from icefloe.ingest.plan import IngestPlan, check_plan
+from icefloe.ingest.plan import IngestPlan, check_plan, plan_tasks
 from icefloe.ingest.record import (
-    fingerprint,
+    Fingerprints,
     ingest_metadata,
     ingested_sources,
     keep_record,
@@ -35,9 +35,11 @@ from icefloe.ingest.record import (
     store_containers,
     with_stored_containers,
 )
-from icefloe.ingest.runs import SchemaTable, plan_table
-from icefloe.ingest.source_model import SourceFailure, SourceFile
-from icefloe.ingest.sources import IngestOptions, OnError, natural_key
+from icefloe.ingest.runs import plan_table
+from icefloe.ingest.schema_table import SchemaTable
+from icefloe.ingest.source_files import SourceFiles, natural_key
+from icefloe.ingest.source_model import SourceFailure
+from icefloe.ingest.sources import IngestOptions, OnError
 from icefloe.ingest.target_arrays import fill_means_missing
 from icefloe.ingest.write_tasks import IngestTask, PlacedFile, TaskResult, check_stores, run_task
 from icefloe.model.chunk_table import ChunkTable
@@ -256,7 +258,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 class FirstPass:
     """The sources and the results of the first pass."""
 
-    files: tuple[SourceFile, ...]
+    files: SourceFiles
     schemas: SchemaTable
     failures: tuple[SourceFailure, ...]
     options: IngestOptions
@@ -323,7 +325,9 @@ def plan_first_pass(spark: SparkSession, found: FirstPass, existing: Existing, o
     finer = replace(
         options, task_bytes=min(options.task_bytes, size), files_per_task=min(options.files_per_task, files)
     )
-    return plan_table(found.schemas, finer, failures=found.failures, existing=existing)
+    # Nothing else depends on the size of tasks.
+    tasks = () if plan.report.errors else plan_tasks(plan.datasets, finer)
+    return replace(plan, options=finer, tasks=tasks)
 
 
 def commit_with_retry(spark: SparkSession, job: IngestJob) -> IngestCommit:
@@ -460,20 +464,19 @@ def check_batches(batch: int, options: IngestOptions) -> None:
 
 
 def staging_branch(
-    repository: Repository, branch: str, files: Sequence[SourceFile], options: IngestOptions
-) -> tuple[str, list[SourceFile]]:
+    repository: Repository, branch: str, files: SourceFiles, options: IngestOptions
+) -> tuple[str, SourceFiles]:
     """Return the branch for the batches of this ingest, and the sources that it lacks. Create the branch if needed.
 
     Its name is derived from the sources, the options and the snapshot of the target. The same call finds it again.
     """
     tip = repository.lookup_branch(branch)
     digest = hashlib.blake2b(f"{branch}\0{tip}\0{options.identity()}\0".encode(), digest_size=6)
-    for each in sorted(map(fingerprint, files)):
-        digest.update(each)
+    digest.update(bytes(Fingerprints.of(files)))
     name = f"{PREFIX}{digest.hexdigest()}"
     if name not in repository.list_branches():
         repository.create_branch(name, tip)
-        return name, list(files)
+        return name, files
     return name, not_ingested(files, ingested_sources(repository, name))
 
 
@@ -529,12 +532,14 @@ def _cut(found: FirstPass, whole: IngestPlan, batch: int) -> list[FirstPass]:
         chosen = schemas[first:end]
         urls = {schema.file.url for schema in chosen}
         lasts.append(natural_key(chosen[-1].file.url))
-        files = tuple(file for file in found.files if file.url in urls)
+        files = SourceFiles.of(file for file in found.files if file.url in urls)
         parts.append(replace(found, files=files, schemas=SchemaTable(chosen, found.options), failures=()))
     # A skipped source belongs to the batch whose sources are next to it by name.
     for failure in found.failures:
         key = natural_key(failure.file.url)
         index = next((i for i, last in enumerate(lasts) if key <= last), len(parts) - 1)
         part = parts[index]
-        parts[index] = replace(part, files=(*part.files, failure.file), failures=(*part.failures, failure))
+        parts[index] = replace(
+            part, files=SourceFiles.of([*part.files, failure.file]), failures=(*part.failures, failure)
+        )
     return parts
