@@ -465,11 +465,12 @@ def plan_table(
 
     The plan is the same. Its files and its tasks may have runs, which `PlacedFile.files` turns into files.
     """
-    found = {} if failures else _new_runs(table, options)
-    if found:
+    kinds = None if failures else table.kinds()
+    found = _new_runs(kinds, table.described(), options) if kinds else {}
+    if kinds and found:
         leaders = {run.batch.urls[run.leader]: run for runs in found.values() for run in runs}
         schemas: list[SourceSchema] = []
-        for alike in table.kinds:
+        for alike in kinds:
             is_single = np.ones(len(alike), dtype=bool)
             for run in found.get(alike, ()):
                 is_single[run.rows] = False
@@ -536,21 +537,22 @@ class _NewLine:
     """The sources do not have the dimension. They are stacked along a scalar, or along a coordinate in their names."""
 
 
-def _new_runs(table: SchemaTable, options: IngestOptions) -> dict[AlikeSources, list[SourceRun]]:
+def _new_runs(
+    kinds: Sequence[AlikeSources], files: SourceFiles, options: IngestOptions
+) -> dict[AlikeSources, list[SourceRun]]:
     """Return runs of new sources by kind. There are none unless all sources follow each other along one dimension."""
     arranged = options.sort or options.flip or options.longitudes is not None or options.rename
     is_apart = options.group_pattern is not None or options.tolerance is not None
-    largest = max(table.kinds, key=len, default=None)
-    if largest is None or len(largest) < _SHORTEST_RUN or arranged or is_apart:
+    largest = max(kinds, key=len)
+    if len(largest) < _SHORTEST_RUN or arranged or is_apart:
         return {}
     if options.overlap != "error" or options.region is not None:
         return {}
-    files = table.described()
     dim = _new_dimension(largest, files, options)
     if dim is None:
         return {}
     lines: list[_NewLine] = []
-    for alike in table.kinds:
+    for alike in kinds:
         if (line := _new_line(alike, dim, files, options)) is None:
             return {}
         lines.append(line)

@@ -1,10 +1,18 @@
-"""The schemas of many sources. What similar sources share is in memory once, and the rest in columns."""
+"""The schemas of many sources. What similar sources share is in memory once, and the rest in columns.
+
+Sources are alike if their schemas differ only in files, in short coordinates, in hashes, and in the attributes of
+variables. Plans compare attributes, so that for them the sources of a kind also have the same ones. In many archives
+every file has other attributes: the attributes of a source are the number of a text with the differences from the first
+one.
+"""
 
 from __future__ import annotations
 
 import itertools
+import operator
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,16 +22,18 @@ import pyarrow as pa
 from icefloe.ingest.catalogue import CataloguedSource, SourceBatch, dtype_of
 from icefloe.ingest.source_files import Column, SourceFiles, constant_column
 from icefloe.ingest.source_model import (
-    VARIABLE_FIELDS,
     SchemaInterner,
     SourceFile,
     SourceSchema,
     SourceVariable,
     hash_value,
+    pack_value,
     summarise_coordinate,
 )
 from icefloe.ingest.sources import IngestOptions
 
+_MOST_KINDS = 64
+"""Sources with more kinds of attributes than this are not divided into kinds."""
 _LONGEST_ROW = 256
 """The longest coordinate with a row for each source. Sources that differ in a longer one are not similar."""
 
@@ -113,12 +123,13 @@ class SchemaTable:
         """Every schema. Similar ones follow each other."""
         self._interner = SchemaInterner()  # it is large if all schemas differ, and few will be added
         files = list(self.described())
-        return itertools.chain.from_iterable(alike.schemas(range(len(alike)), files) for alike in self.kinds)
+        return itertools.chain.from_iterable(alike.schemas(range(len(alike)), files) for alike in self._alike.values())
 
-    @property
-    def kinds(self) -> Sequence[AlikeSources]:
-        """Sources with equal schemas."""
-        return tuple(self._alike.values())
+    def kinds(self) -> Sequence[AlikeSources] | None:
+        """Return sources with equal schemas and attributes, or None if there are many kinds of attributes."""
+        if any(len(alike.variants) > _MOST_KINDS for alike in self._alike.values()):
+            return None
+        return [kind for alike in self._alike.values() for kind in alike.divide()]
 
     def described(self) -> SourceFiles:
         """Return all files that were read. The places of sources are positions in them."""
@@ -127,12 +138,16 @@ class SchemaTable:
 
     def files(self, format: str | None = None) -> SourceFiles:
         """Return the files of all sources, or those of a format, in the order in which they were added."""
-        chosen = [alike.places for alike in self.kinds if format is None or alike.template.format == format]
+        every = self._alike.values()
+        chosen = [alike.places for alike in every if format is None or alike.template.format == format]
         return self.described().take(np.sort(np.concatenate(chosen or [np.zeros(0, np.int64)])))
 
     def referenced(self) -> set[str]:
         """Return the directories of files that sources refer to, if they are not their own."""
         return {folder for alike in self._alike.values() for folder in alike.template.referenced}
+
+
+_FIXED_FIELDS = operator.attrgetter(*(each.name for each in fields(SourceVariable) if each.name != "attributes"))
 
 
 class _Keys:
@@ -154,7 +169,7 @@ class _Keys:
 
     def _hash(self, variables: Mapping[str, SourceVariable]) -> bytes:
         if id(variables) not in self._known:
-            found = [(path, VARIABLE_FIELDS(variable)) for path, variable in variables.items()]
+            found = [(path, _FIXED_FIELDS(variable)) for path, variable in variables.items()]
             self._known[id(variables)] = hash_value(found)
         return self._known[id(variables)]
 
@@ -188,10 +203,13 @@ def _varying(schema: SourceSchema) -> list[str]:
 class AlikeSources:
     """Sources with equal schemas, and columns of what differs between them."""
 
-    __slots__ = ("_count", "_hashes", "_places", "_values", "template")
+    __slots__ = ("_codes", "_count", "_hashes", "_places", "_values", "template", "variants")
 
     def __init__(self, template: SourceSchema) -> None:
         self.template = template
+        self.variants: dict[bytes, int] = {b"": 0}
+        """Attributes that differ from those of the template, as texts with their numbers."""
+        self._codes: list[npt.NDArray[np.int32]] = []
         self._places: list[npt.NDArray[np.int64]] = []
         self._count = 0
         # Rows by path, if a source has another value than the template. A number counts rows of the template.
@@ -224,15 +242,28 @@ class AlikeSources:
             texts = [schema.digests[path] for schema in schemas]
             if not all(each == known for each in texts):
                 hashes[path] = Column(pa.array(texts, pa.string()))
-        self._add(values, hashes, np.array(places, dtype=np.int64))
+        packed = {path: pack_value(each.attributes) for path, each in self.template.variables.items()}
+        numbers = {id(self.template.variables): 0}
+        for schema in schemas:
+            if id(schema.variables) not in numbers:
+                numbers[id(schema.variables)] = self._number(schema.variables, packed)
+        codes = np.array([numbers[id(schema.variables)] for schema in schemas], dtype=np.int32)
+        self._add(values, hashes, codes, np.array(places, dtype=np.int64))
+
+    def _number(self, variables: Mapping[str, SourceVariable], packed: Mapping[str, bytes]) -> int:
+        """Return the number of the attributes of some variables. The template has `packed`."""
+        differing = [(p, each.attributes) for p, each in variables.items() if pack_value(each.attributes) != packed[p]]
+        return self.variants.setdefault(pack_value(differing) if differing else b"", len(self.variants))
 
     def _add(
         self,
         values: Mapping[str, npt.NDArray[Any]],
         hashes: Mapping[str, Sequence[str]],
+        codes: npt.NDArray[np.int32],
         places: npt.NDArray[np.int64],
     ) -> None:
         """Add rows. Columns that are not given have the values of the template."""
+        self._codes.append(codes)
         self._values = _extend(self._values, values, self._count, len(places))
         self._hashes = _extend(self._hashes, hashes, self._count, len(places))
         self._places.append(places)
@@ -248,7 +279,52 @@ class AlikeSources:
         for path, digest in other.template.digests.items():
             if path not in hashes and digest != self.template.digests[path]:
                 hashes[path] = Column(pa.repeat(digest, len(other)))
-        self._add(values, hashes, other.places)
+        packed = {path: pack_value(each.attributes) for path, each in self.template.variables.items()}
+        numbers = [self._number(each, packed) for each in other.variables()]
+        self._add(values, hashes, np.array(numbers, dtype=np.int32)[other.codes], other.places)
+
+    @property
+    def codes(self) -> npt.NDArray[np.int32]:
+        """The number of the attributes of each source."""
+        if len(self._codes) != 1:
+            self._codes = [np.concatenate(self._codes)]
+        return self._codes[0]
+
+    def variables(self) -> Iterator[Mapping[str, SourceVariable]]:
+        """Yield the variables with the attributes of each variant. Equal variables are the same objects."""
+        for text in self.variants:
+            made = dict(self.template.variables)
+            for path, attributes in pickle.loads(text) if text else ():
+                made[path] = replace(made[path], attributes=attributes)
+            yield made if text else self.template.variables
+
+    def divide(self) -> list[AlikeSources]:
+        """Return the sources of each variant."""
+        if len(self.variants) == 1:
+            return [self]
+        values, hashes, found = self.values(), self.hashes(), list[AlikeSources]()
+        for number, variables in enumerate(self.variables()):
+            rows = np.flatnonzero(self.codes == number)
+            if not len(rows):
+                continue
+            own = {path: each[rows] for path, each in values.items()}
+            texts = {path: each.take(rows) for path, each in hashes.items()}
+            template = replace(
+                self.template,
+                variables=variables,
+                coordinates={
+                    **self.template.coordinates,
+                    **{p: summarise_coordinate(each[0]) for p, each in own.items()},
+                },
+                digests={**self.template.digests, **{path: each[0] for path, each in texts.items()}},
+            )
+            made = AlikeSources(template)
+            # What does not differ between these sources is in their template.
+            own = {path: each for path, each in own.items() if bool((each != each[:1]).any())}
+            texts = {path: each for path, each in texts.items() if any(text != each[0] for text in each)}
+            made._add(own, texts, np.zeros(len(rows), dtype=np.int32), self.places[rows])
+            found.append(made)
+        return found
 
     def values(self) -> dict[str, npt.NDArray[Any]]:
         """Return the coordinates that differ between sources, by path, with one row for each source."""
@@ -274,12 +350,14 @@ class AlikeSources:
     def schemas(self, rows: Iterable[int], files: Sequence[SourceFile]) -> Iterator[SourceSchema]:
         """Return the schemas of some sources. `files` are those of the table."""
         values, hashes, template, places = self.values(), self.hashes(), self.template, self.places
+        variables, codes = [*self.variables()], self.codes
         for row in rows:
             made = {path: summarise_coordinate(each[row]) for path, each in values.items()}
             texts = {path: each[row] for path, each in hashes.items()}
             yield replace(
                 template,
                 file=files[int(places[row])],
+                variables=variables[codes[row]],
                 coordinates={**template.coordinates, **made} if made else template.coordinates,
                 digests={**template.digests, **texts} if texts else template.digests,
             )

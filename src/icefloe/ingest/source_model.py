@@ -516,13 +516,18 @@ class SchemaInterner:
         return known
 
 
-def hash_value(value: Any) -> bytes:
-    """Hash a value. Unlike that of `pickle.dumps`, the result does not depend on which of its parts are shared."""
+def pack_value(value: Any) -> bytes:
+    """Pickle a value. Unlike that of `pickle.dumps`, the result does not depend on which of its parts are shared."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream)
     pickler.fast = True
     pickler.dump(value)
-    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
+    return stream.getvalue()
+
+
+def hash_value(value: Any) -> bytes:
+    """Hash a value that can be pickled."""
+    return hashlib.blake2b(pack_value(value), digest_size=16).digest()
 
 
 _PLAIN_MAPPINGS = ("groups", "skipped", "digests", "left_out")
