@@ -176,7 +176,7 @@ def ingest_metadata(plan: IngestPlan, files: Sequence[SourceFile], **facts: Any)
     return {METADATA_KEY: {key: value for key, value in entry.items() if value is not None}}
 
 
-def not_ingested(files: Iterable[SourceFile], before: Set[bytes]) -> SourceFiles:
+def not_ingested(files: Sequence[SourceFile], before: Set[bytes]) -> Sequence[SourceFile]:
     """Return the files that are new or have changed since they were ingested.
 
     Parameters
@@ -188,8 +188,8 @@ def not_ingested(files: Iterable[SourceFile], before: Set[bytes]) -> SourceFiles
 
     Returns
     -------
-    SourceFiles
-        The files to ingest, as columns.
+    sequence of SourceFile
+        The files to ingest, as columns if `files` are columns.
 
     Examples
     --------
@@ -197,7 +197,8 @@ def not_ingested(files: Iterable[SourceFile], before: Set[bytes]) -> SourceFiles
     >>> not_ingested([new, known], frozenset({fingerprint(known)})) == [new]
     True
     """
-    return SourceFiles.of(file for file in files if fingerprint(file) not in before)
+    found = (file for file in files if fingerprint(file) not in before)
+    return SourceFiles.of(found) if isinstance(files, SourceFiles) else list(found)
 
 
 MOST_INLINE_BYTES = 32

@@ -351,9 +351,14 @@ def _blocks(values: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 
 def in_natural_order(texts: Iterable[str]) -> list[str]:
-    """Sort texts as `natural_order` does."""
-    column = pa.array(list(texts), pa.string())
-    return cast("list[str]", column.take(pa.array(natural_order(column))).to_pylist())
+    """Sort texts as `natural_order` does. Small jobs do not need Arrow, which may import pandas."""
+    ordered = sorted(texts)
+    common = len(_common_start(ordered[0], ordered[-1])) if ordered else 0
+    while common and ordered[0][common - 1].isdecimal():
+        common -= 1
+    if len({text[common:].translate(_DIGITS) for text in ordered}) > 1:
+        ordered.sort(key=lambda text: natural_key(text[common:]))
+    return ordered
 
 
 def natural_key(text: str) -> bytes:

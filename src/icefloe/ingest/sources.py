@@ -29,7 +29,7 @@ import numpy as np
 
 from icefloe.errors import InvalidInputError, ObjectNotFoundError
 from icefloe.ingest.access import SourceAccess, describe_paths, local_path, normalise_url
-from icefloe.ingest.source_files import SourceFiles
+from icefloe.ingest.source_files import SourceFiles, in_natural_order
 from icefloe.ingest.source_model import SourceFile
 
 Mode: TypeAlias = Literal["native", "virtual", "mixed"]
@@ -381,17 +381,24 @@ def expand_sources(sources: Sources, access: SourceAccess | None = None) -> list
     >>> [file.name for file in expand_sources("day*.nc")]
     ['day9.nc', 'day10.nc']
     """
-    return list(find_files(sources, access))
+    found: dict[str, SourceFile] = {}
+    for file in _expand(sources, access or SourceAccess()):
+        found.setdefault(file.url, file)
+    return [found[url] for url in in_natural_order(found)]
 
 
 def find_files(sources: Sources, access: SourceAccess | None = None) -> SourceFiles:
-    """Return what `expand_sources` does as columns. Most files are never Python objects at the same time."""
-    access = access or SourceAccess()
+    """Return what `expand_sources` does as columns. Few files of a glob are Python objects at the same time."""
+    return SourceFiles.of(_expand(sources, access or SourceAccess())).in_natural_order()
+
+
+def _expand(sources: Sources, access: SourceAccess) -> Iterator[SourceFile]:
+    """Yield the files of all sources. A file may be repeated."""
     given = [sources] if isinstance(sources, (str, os.PathLike, SourceFile)) else list(sources)
     if not given:
         raise InvalidInputError("no sources were given")
-    found = ([each] if isinstance(each, SourceFile) else _expand_one(os.fspath(each), access) for each in given)
-    return SourceFiles.of(itertools.chain.from_iterable(found)).in_natural_order()
+    for each in given:
+        yield from [each] if isinstance(each, SourceFile) else _expand_one(os.fspath(each), access)
 
 
 def _expand_one(text: str, access: SourceAccess) -> Iterable[SourceFile]:
@@ -409,11 +416,10 @@ def _expand_one(text: str, access: SourceAccess) -> Iterable[SourceFile]:
     return _expand_plain(normalise_url(text), access)
 
 
-def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
-    files: Sequence[SourceFile]
+def _expand_glob(pattern: str, access: SourceAccess) -> Iterable[SourceFile]:
+    files: Iterator[SourceFile]
     if "://" not in pattern:
-        matches = glob.iglob(os.path.expanduser(pattern), recursive=True)
-        files = SourceFiles.of(_describe_matches(matches, access))
+        files = _describe_matches(glob.iglob(os.path.expanduser(pattern), recursive=True), access)
     elif (path := local_path(pattern)) is not None:
         return _expand_glob(str(path), access)
     else:
@@ -425,10 +431,11 @@ def _expand_glob(pattern: str, access: SourceAccess) -> Sequence[SourceFile]:
             {u for f in below if f.url.endswith(STORE_MARKS) and matcher.fullmatch(u := f.url.rsplit("/", 1)[0])}
         )
         ordered = sorted(below, key=lambda file: file.url)
-        files = [*matching, *(_store(url + "/", _below(url + "/", ordered)) for url in stores)]
-    if not files:
+        files = itertools.chain(matching, (_store(url + "/", _below(url + "/", ordered)) for url in stores))
+    first = next(files, None)
+    if first is None:
         raise ObjectNotFoundError(f"nothing matches {pattern}", url=pattern)
-    return files
+    return itertools.chain([first], files)
 
 
 def _translate(pattern: str) -> str:

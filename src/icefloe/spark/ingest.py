@@ -24,6 +24,7 @@ from icefloe.ingest.placement import Existing
 from icefloe.ingest.plan import IngestPlan, check_free
 from icefloe.ingest.record import Vanished, explain_authorisation, ingested_sources, not_ingested
 from icefloe.ingest.schema_table import SchemaTable
+from icefloe.ingest.source_files import SourceFiles
 from icefloe.ingest.source_model import SchemaInterner, SourceFailure, SourceFile, SourceSchema
 from icefloe.ingest.sources import IngestOptions, Mode, OnError, Region, Sources, find_files
 from icefloe.ingest.sync import SyncResult, SyncSettings, sync_sources
@@ -370,7 +371,7 @@ def ingest(
     repository = _repository(repo, repo_options, create=not dry_run)
     known = len(files)
     if skip_ingested and repository is not None:
-        files = not_ingested(files, ingested_sources(repository, branch))
+        files = SourceFiles.of(not_ingested(files, ingested_sources(repository, branch)))
         if not files:
             return IngestOutcome(job_id, None, already_there=known, seconds=time.monotonic() - started)
     if batch is not None:

@@ -477,7 +477,7 @@ def staging_branch(
     if name not in repository.list_branches():
         repository.create_branch(name, tip)
         return name, files
-    return name, not_ingested(files, ingested_sources(repository, name))
+    return name, SourceFiles.of(not_ingested(files, ingested_sources(repository, name)))
 
 
 def commit_in_batches(spark: SparkSession, job: IngestJob, staging: str, batch: int) -> IngestCommit:
