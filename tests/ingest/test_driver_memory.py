@@ -96,11 +96,11 @@ def measure_each(kind: str) -> dict[str, float]:
 
 
 LIMITS = {
-    "plain": {"held": 180, "peak": 170},
-    "native": {"held": 180, "peak": 170},
-    "scalar": {"held": 180, "peak": 170},
-    "named": {"held": 180, "peak": 170},
-    "attributes": {"held": 3600, "peak": 5000},
+    "plain": {"held": 180, "peak": 200},
+    "native": {"held": 180, "peak": 200},
+    "scalar": {"held": 180, "peak": 200},
+    "named": {"held": 180, "peak": 200},
+    "attributes": {"held": 2000, "peak": 4600},
 }
 
 

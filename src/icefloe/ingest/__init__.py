@@ -16,6 +16,8 @@ Modules
 - `record`: What a repository stores about its sources: lists of ingested files and containers, and how files
   changed since.
 - `runs`: Runs: sources that are planned together, like one source.
+- `schema_table`: The schemas of many sources. What similar sources share is in memory once, and the rest in columns.
+- `source_files`: Many source files as Arrow columns, and their natural order.
 - `source_model`: The content of a source file as values, and the report of the differences between files.
 - `sources`: The options of an ingest, the files that sources stand for, and the coordinates in their names.
 - `sync`: Keep an archive equal to its sources: add, replace, move and remove what changed since the last sync.

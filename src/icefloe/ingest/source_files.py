@@ -122,7 +122,7 @@ def _plain(array: pa.Array, *, is_text: bool) -> pa.Array:
 
 def is_range(rows: npt.NDArray[np.intp]) -> bool:
     """Return whether rows follow each other without a gap."""
-    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+    return len(rows) > 0 and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all())
 
 
 def _common_start(left: str, right: str) -> str:
