@@ -188,14 +188,24 @@ class ChunkCoder:
         return found
 
     def _resolve(self, spec: ArraySpec) -> list[ArraySpec]:
-        """What each filter sees, and the serializer after them; chunks of one call differ in their shape only."""
+        """What each filter sees, and the serializer after them; most chunks differ in their shape only."""
         found = self._specs.get(spec.shape)
-        if found is None:
+        if found is None or not _differ_in_shape(found[0], spec):
             found = [spec]
             for codec in self._filters:
                 found.append(codec.resolve_metadata(found[-1]))
             self._specs[spec.shape] = found
         return found
+
+
+def _differ_in_shape(spec: ArraySpec, other: ArraySpec) -> bool:
+    """Whether two chunks have the same codecs, values and buffers."""
+    return spec is other or (
+        spec.prototype is other.prototype
+        and spec.dtype is other.dtype
+        and spec.config is other.config
+        and spec.fill_value is other.fill_value
+    )
 
 
 def _merge(existing: Any, value: NDBuffer, item: Item, drop_axes: tuple[int, ...]) -> NDBuffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,13 +199,23 @@ class BatchedChunkPipeline(NamingPipeline):
         if not batch:
             return None
         place, spec = batch[0][0], batch[0][1]
-        if not isinstance(place, StorePath) or not isinstance(place.store, IcechunkStore):
+        if type(place) is not StorePath or not isinstance(place.store, IcechunkStore):
             return None
         store = place.store
         in_memory = isinstance(buffer.as_ndarray_like(), np.ndarray) and spec.prototype.buffer is cpu.Buffer
-        if not in_memory:
-            return None
+        if not in_memory or len(batch) == 1:
+            return store if in_memory else None
         return store if all(type(item[0]) is StorePath and item[0].store is store for item in batch) else None
+
+    @functools.cached_property
+    def _chunk_coder(self) -> ChunkCoder | None:
+        """The coder of an array without shards. It is the same for all chunks, and small chunks are read often."""
+        return ChunkCoder.of_pipeline(self) if all(map(is_synchronous, self)) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("_chunk_coder", None)
+        return state
 
     def _coder_of(self, batch: Sequence[Item]) -> ChunkCoder | ShardCoder | None:
         """The coder of the array. None if only zarr can call the codecs.
@@ -214,7 +225,7 @@ class BatchedChunkPipeline(NamingPipeline):
         """
         codec: Any = self.array_bytes_codec
         if type(codec) is not ShardingCodec:
-            return ChunkCoder.of_pipeline(self) if all(map(is_synchronous, self)) else None
+            return self._chunk_coder
         if not batch or self.array_array_codecs or self.bytes_bytes_codecs:
             return None
         spec = batch[0][1]

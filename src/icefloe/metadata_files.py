@@ -306,7 +306,8 @@ class MetadataFiles:
 
     def find_manifest(self, manifest_id: ObjectId) -> Manifest | OpenManifest | None:
         """A manifest that is in memory, decoded or opened. None if it has to be fetched."""
-        return self._manifests.find((manifest_id, _DECODED)) or self._manifests.find((manifest_id, _OPENED))
+        found = self._manifests.find((manifest_id, _DECODED))
+        return self._manifests.find((manifest_id, _OPENED)) if found is None else found
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         key, decode = self.format.manifest_key(manifest_id), self.format.open_manifest

@@ -248,7 +248,7 @@ def _read(repo: icefloe.Repository) -> dict[str, list[int]]:
 def _sync_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sync the whole file system also for a few files, whatever is faster here."""
     monkeypatch.setattr(durability, "_REPORTS_ERRORS", True)
-    monkeypatch.setattr(durability, "_device_type", lambda device: "ext4")
+    monkeypatch.setattr(durability, "device_type", lambda device: "ext4")
     monkeypatch.setattr(durability, "_dirty_bytes", lambda: 0)
     monkeypatch.setattr(durability._SyncTimes, "is_whole_next", lambda self: True)
 
@@ -370,8 +370,8 @@ async def test_a_small_commit_syncs_each_of_its_file_systems_once(
 @pytest.mark.parametrize(
     "unfit",
     [
-        {"_device_type": lambda device: "fuse.sshfs"},
-        {"_device_type": lambda device: ""},
+        {"device_type": lambda device: "fuse.sshfs"},
+        {"device_type": lambda device: ""},
         {"_dirty_bytes": lambda: durability._DIRTY_BYTES + 1},
         {"_REPORTS_ERRORS": False},
         {"_SYNCFS": None},
@@ -401,7 +401,7 @@ async def test_many_files_of_a_server_are_synced_one_by_one(tmp_path: Path, monk
     calls = RecordedCalls(seed=0)
     _record(monkeypatch, calls)
     monkeypatch.setattr(durability, "_SYNCED_SINGLY", 2)
-    monkeypatch.setattr(durability, "_device_type", lambda device: "fuse.sshfs")
+    monkeypatch.setattr(durability, "device_type", lambda device: "fuse.sshfs")
     storage = LocalStorage(tmp_path)
     for number in range(5):
         await storage.put(f"chunks/{number}", b"1")

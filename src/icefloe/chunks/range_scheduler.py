@@ -6,11 +6,11 @@ import asyncio
 import datetime as dt
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,13 @@ class ObjectSource:
     place: int = field(default=0)
     """Tells storages apart, which need not be comparable."""
     _hash: int = field(init=False, repr=False, compare=False, default=0)
+    _reads_now: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         # Sources are looked up several times for every range that is read.
         object.__setattr__(self, "_hash", hash((self.key, self.etag, self.last_modified, self.place)))
+        is_any = self.etag is None and self.last_modified is None
+        object.__setattr__(self, "_reads_now", is_any and isinstance(self.storage, SourceStorage))
 
     def __hash__(self) -> int:
         return self._hash
@@ -56,9 +59,7 @@ class ObjectSource:
 
     def read_now(self, start: int, end: int) -> bytes | None:
         """Bytes [start, end), if the storage reads them at once. None if they must be requested."""
-        if self.etag is not None or self.last_modified is not None or not isinstance(self.storage, SourceStorage):
-            return None
-        return self.storage.read_now(self.key, start, end)
+        return self.storage.read_now(self.key, start, end) if self._reads_now else None  # type: ignore[attr-defined]
 
 
 def object_source(
@@ -88,6 +89,10 @@ class _Track:
     block: bytes = b""
     served_bytes: int = 0
     read_at: float = 0.0
+
+    def is_followed_by(self, start: int, end: int) -> bool:
+        """Whether a range continues a sequential run: it starts in or just behind the last read, and ends after it."""
+        return self.end - _NEAR_BYTES <= start <= self.end + _NEAR_BYTES and end > self.end
 
 
 class ReadAhead:
@@ -124,12 +129,17 @@ class ReadAhead:
             self._drop_block(track)  # the run has passed it
         return piece
 
-    def follows(self, source: ObjectSource, start: int, end: int) -> bool:
-        """Whether a range continues a sequential run: it starts in or just behind the last read, and ends after it."""
-        track = self._tracks.get(source)
+    def find_track(self, source: ObjectSource) -> _Track | None:
+        """The last read of an object, if it is remembered."""
+        return self._tracks.get(source)
+
+    def note_alone(self, source: ObjectSource, track: _Track | None, end: int) -> None:
+        """Remember a read that continues no run."""
         if track is None:
-            return False
-        return track.end - _NEAR_BYTES <= start <= track.end + _NEAR_BYTES and end > track.end
+            self.plan(source, end, end)
+            return
+        self._tracks.move_to_end(source)
+        track.window, track.end = 0, end
 
     def plan(self, source: ObjectSource, start: int, end: int) -> int:
         """How many bytes to read beyond a range that is about to be requested."""
@@ -142,7 +152,7 @@ class ReadAhead:
                 self._drop_block(self._tracks.popitem(last=False)[1])
             return 0
         self._tracks.move_to_end(source)
-        follows = self.follows(source, start, end)
+        follows = track.is_followed_by(start, end)
         track.window = min(max(2 * track.window, _FIRST_WINDOW_BYTES), self._most_bytes) if follows else 0
         track.end = end
         return track.window
@@ -214,6 +224,10 @@ class _Request:
     charged_bytes: int = field(default=0)
 
 
+def _nothing() -> None:
+    """What a reference to an object returns that is gone."""
+
+
 class RangeScheduler:
     """Reads ranges of objects; usable from any number of event loops, which share nothing but the counts."""
 
@@ -221,6 +235,8 @@ class RangeScheduler:
         self.limits = limits or ReadLimits()
         self.counts = ReadCounts()
         self._loop_states: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopState] = WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], Callable[[], _LoopState | None]] = (_nothing, _nothing)
+        """The loop that read last, and its state. Most reads come from one loop."""
 
     async def read(self, source: ObjectSource, start: int, end: int) -> bytes:
         """Bytes [start, end) of an object, fewer where it ends before."""
@@ -237,10 +253,7 @@ class RangeScheduler:
 
     def read_now(self, source: ObjectSource, start: int, end: int) -> bytes | None:
         """The same, if the range was read ahead or is a lone read of a local file. None if `read` has to be asked."""
-        state = self._loop_state()
-        data = state.ahead.find(source, start, end)
-        if data is None:
-            data = state.read_now(source, start, end)
+        data = self._loop_state().read_now(source, start, end)
         self.counts.ranges += data is not None
         return data
 
@@ -264,9 +277,12 @@ class RangeScheduler:
     def _loop_state(self) -> _LoopState:
         # Only a loop's own thread asks for its state, so no lock is needed.
         loop = asyncio.get_running_loop()
-        state = self._loop_states.get(loop)
+        last_loop, last_state = self._last
+        state = last_state() if last_loop() is loop else self._loop_states.get(loop)
         if state is None:
             state = self._loop_states[loop] = _LoopState(self.limits, self.counts)
+        if last_loop() is not loop:
+            self._last = ref(loop), ref(state)
         return state
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -301,11 +317,19 @@ class _LoopState:
 
     def read_now(self, source: ObjectSource, start: int, end: int) -> bytes | None:
         """Read a range at once, unless it may share a request with others or begins a sequential run."""
-        if self._ready or source in self._active or source in self._gathering or self.ahead.follows(source, start, end):
+        ahead = self.ahead
+        track = ahead.find_track(source)
+        if track is not None:
+            fetched = ahead.find(source, start, end) if track.block else None
+            if fetched is not None:
+                return fetched
+            if track.is_followed_by(start, end):
+                return None
+        if self._ready or (self._active and source in self._active) or (self._gathering and source in self._gathering):
             return None
         body = source.read_now(start, end)
         if body is not None:
-            self.ahead.plan(source, start, end)
+            ahead.note_alone(source, track, end)
             self._counts.requests += 1
             self._counts.bytes += len(body)
         return body

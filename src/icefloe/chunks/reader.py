@@ -572,13 +572,21 @@ class _Boxes:
         return cls(refs, ids, bounds[:, :, 0], bounds[:, :, 1], few)
 
     def holding(self, coords: Sequence[int]) -> list[ObjectId]:
-        """Manifests whose box contains the coordinates; more than one only in files of others."""
+        """Manifests whose box contains the coordinates; more than one only in files of others.
+
+        A single manifest is always searched: in files of other writers its extents may be wrong.
+        """
+        if len(self.ids) == 1:
+            return [self.ids[0]]
         if self.few is not None:
-            return [
-                manifest_id
-                for manifest_id, box in self.few
-                if all(first <= c < end for c, (first, end) in zip(coords, box, strict=True))
-            ]
+            found = []
+            for manifest_id, box in self.few:
+                for c, (first, end) in zip(coords, box, strict=True):
+                    if not first <= c < end:
+                        break
+                else:
+                    found.append(manifest_id)
+            return found
         point = np.asarray(coords, dtype=np.int64)
         inside = ((self.first <= point) & (point < self.end)).all(axis=1)
         return [self.ids[i] for i in np.flatnonzero(inside).tolist()]
@@ -586,7 +594,6 @@ class _Boxes:
     def asked(self, coords: npt.NDArray[np.uint32]) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
         """Manifests that may hold some of the chunks, each with a mask of those."""
         if len(self.ids) == 1:
-            # A single manifest is always searched: in files of other writers its extents may be wrong.
             return [(self.ids[0], np.ones(len(coords), dtype=np.bool_))]
         low, high = np.array(lowest(coords)), np.array(highest(coords))
         near = np.flatnonzero(((self.first <= high) & (low < self.end)).all(axis=1)).tolist()
@@ -647,8 +654,7 @@ class ChunkLookup:
             manifest = self._metadata_files.find_manifest(manifest_id)
             if isinstance(manifest, Manifest):
                 table = _table_in(manifest, node)
-                row = None if table is None else find_row(table, coords)
-                if table is not None and row is not None:
+                if table is not None and (row := find_row(table, coords)) is not None:
                     return table.row(row)
             else:
                 refs = None if manifest is None else manifest.find(node.id, [coords])
@@ -676,11 +682,12 @@ class ChunkLookup:
 
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
         """Manifests that may hold a chunk."""
-        if len(node.manifests) == 1:
-            return [node.manifests[0].manifest_id]
-        if not node.manifests:
-            return []
-        return self._index(node).holding(coords)
+        boxes = self._indexed.get(id(node.manifests))
+        if boxes is None or boxes.refs is not node.manifests:
+            if len(node.manifests) < 2:
+                return [ref.manifest_id for ref in node.manifests]
+            boxes = self._index(node)
+        return boxes.holding(coords)
 
     async def table(self, node: ArrayNode, box: Extents | None = None) -> ChunkTable:
         """All references of an array, or those inside a box of its grid."""

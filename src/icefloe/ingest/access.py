@@ -22,8 +22,7 @@ from icefloe.errors import InvalidInputError, ObjectNotFoundError, PermissionDen
 from icefloe.ingest.source_model import SourceFile
 from icefloe.storage import storage_from_url
 from icefloe.storage.contract import ObjectInfo, Storage
-from icefloe.storage.local import read_at
-from icefloe.storage.requests import has_userinfo
+from icefloe.storage.requests import has_userinfo, read_at
 
 BLOCK_BYTES = 1 << 20
 KEPT_BLOCKS = 64

@@ -82,25 +82,32 @@ def find_position(table: ChunkTable, target: list[int]) -> tuple[int, bool]:
     return low, low < len(table) and rows[low].tolist() == target
 
 
-def _find_in_full_box(rows: npt.NDArray[np.uint32], target: list[int]) -> int | None:
+def _find_in_full_box(rows: npt.NDArray[np.uint32], target: Sequence[int]) -> int | None:
     """The row of coordinates if the table has every chunk of a box, as after a write of a whole region.
 
     Then the row can be calculated. Tables without gaps are common, and the search of others takes several times as
     long as this attempt.
     """
     count = len(rows)
-    if not count:
+    if not count or len(target) != rows.shape[1]:
         return None
     position = 0
-    for low, high, wanted in zip(rows[0].tolist(), rows[-1].tolist(), target, strict=True):
-        position = position * (high - low + 1) + wanted - low
-    return position if 0 <= position < count and rows[position].tolist() == target else None
+    for axis, wanted in enumerate(target):
+        low = rows.item(0, axis)
+        position = position * (rows.item(count - 1, axis) - low + 1) + wanted - low
+    if not 0 <= position < count:
+        return None
+    for axis, wanted in enumerate(target):
+        if rows.item(position, axis) != wanted:
+            return None
+    return position
 
 
 def find_row(table: ChunkTable, coords: Sequence[int]) -> int | None:
     """The row of a chunk, or None. It takes a few microseconds and needs no preparation."""
-    if len(coords) != table.ndim:
-        return None
+    guess = _find_in_full_box(table.coords, coords)
+    if guess is not None or len(coords) != table.ndim:
+        return guess
     position, found = find_position(table, list(coords))
     return position if found else None
 

@@ -242,6 +242,9 @@ class ChunkKind(enum.IntEnum):
     """Only in change sets: an existing chunk is removed."""
 
 
+_KINDS = tuple(ChunkKind)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkTable:
     """References as columns. A column that is None has its default in every row.
@@ -303,8 +306,8 @@ class ChunkTable:
 
     def row(self, index: int) -> ChunkRef:
         """One row as a value. For look-ups of single chunks, not for bulk work."""
-        kind = ChunkKind(int(self.kind[index]))
-        offset, length = int(self.offset[index]), int(self.length[index])
+        kind = _KINDS[self.kind.item(index)]
+        offset, length = self.offset.item(index), self.length.item(index)
         if kind is ChunkKind.INLINE:
             return ChunkRef(kind, 0, length, data=bytes(self.inline[offset : offset + length]))
         if kind is ChunkKind.NATIVE:

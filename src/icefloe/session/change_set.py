@@ -716,7 +716,7 @@ class ChunkWriter:
 
     @property
     def has_pending(self) -> bool:
-        return len(self._packs) > 0
+        return self._packs.size_bytes > 0  # no chunk is empty
 
     def _recorder(self, changes: ChangeSet) -> Callable[[SealedPack], None]:
         def record(pack: SealedPack) -> None:

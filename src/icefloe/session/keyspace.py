@@ -51,9 +51,9 @@ class KeySpace:
         start, _, rest = key.partition("/c/")
         known = self._known
         if known is not None and known.start == start and known.node is self._state.tree.find(known.node.path):
-            parts = rest.split("/")
-            if len(parts) == len(known.node.shape) and all(map(_is_number, parts)):
-                return known.node, tuple(map(int, parts))
+            coords = _coordinates(rest)
+            if coords is not None and len(coords) == len(known.node.shape):
+                return known.node, coords
         parsed = parse_key(key)
         if isinstance(parsed, DocumentKey):
             return None
@@ -306,9 +306,13 @@ async def _size_of_chunks(view: SessionView, node: ArrayNode, box: Extents | Non
     return int(table.length.sum())
 
 
-def _is_number(text: str) -> bool:
-    """Whether a part of a key is a coordinate as Zarr writes it."""
-    return text.isascii() and text.isdigit() and (text[0] != "0" or len(text) == 1)
+def _coordinates(text: str) -> Coords | None:
+    """The coordinates in a key. None if Zarr does not write them like this."""
+    try:
+        coords = tuple(map(int, text.split("/")))
+    except ValueError:
+        return None
+    return coords if "/".join(map(str, coords)) == text and text[0] != "-" and "/-" not in text else None
 
 
 def _below(node: ArrayNode, key: str) -> str:

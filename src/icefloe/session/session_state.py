@@ -437,7 +437,12 @@ def _view_parts(node: ArrayNode, parts: Sequence[PartRef]) -> tuple[PartView, ..
 def in_grid(node: ArrayNode, coords: Coords) -> bool:
     """Whether the grid of an array has a chunk; grids of early repositories may be larger than coordinates can tell."""
     grid = node.grid
-    return len(coords) == len(grid) and all(0 <= c < n and c <= MAX_COORD for c, n in zip(coords, grid, strict=True))
+    if len(coords) != len(grid):
+        return False
+    for c, n in zip(coords, grid, strict=True):  # noqa: SIM110 - a generator takes several times as long
+        if not (0 <= c < n and c <= MAX_COORD):
+            return False
+    return True
 
 
 class SessionState(SessionView):
@@ -754,8 +759,28 @@ class SessionState(SessionView):
 
     def _find_now(self, node: ArrayNode, coords: Coords) -> ChunkRef | Buffer | NotInMemory | None:
         """What `find_chunk` returns, if the manifests are in memory."""
-        places = self._look_up(node, coords)
+        with self.lock:
+            now = self._current(node)
+            if now is not None and not self._is_written(now.id) and in_grid(now, coords):
+                places = None  # most reads are of arrays that the session does not change
+            else:
+                places = self._look_up(node, coords)
+        if places is None:
+            assert now is not None
+            ref = self.lookup.find_now(now, coords)
+            return None if isinstance(ref, ChunkRef) and ref.kind is ChunkKind.DELETED else ref
         return self._find_ref(places, coords) if isinstance(places, list) else places
+
+    def _is_written(self, node_id: NodeId) -> bool:
+        """Whether chunks of an array were written here, or before the session was forked."""
+        ours, others = self.tree.changes, self.inherited
+        return (
+            node_id in ours.edits
+            or node_id in ours.parts
+            or node_id in others.edits
+            or node_id in others.parts
+            or self.writer.has_pending
+        )
 
     async def locate_chunks(self, node: ArrayNode, coords: npt.NDArray[np.uint32]) -> LocatedChunks:
         """Where many chunks of an array are, as the session sees it: what `fetch_chunk` reads, asked for at once."""

@@ -12,7 +12,7 @@ Modules
 - `local`: A storage in a folder of the file system, safe for many processes at once.
 - `memory`: A storage in the memory of one process.
 - `remote`: Storages on object stores, through obstore, and the outcome of conditional writes whose answer was lost.
-- `requests`: What every request to a store needs: checked keys, merged ranges, retries, threads and translated
+- `requests`: What every request to a store needs: checked keys and files, merged ranges, retries, threads, translated
   errors.
 - `wrappers`: Storages in front of another storage: they forward, measure, or choose a storage by key.
 """

@@ -302,7 +302,7 @@ def _sync_file_system(fd: int, folder: str) -> None:
 
 def _is_fit(devices: Mapping[int, str]) -> bool:
     """Whether file systems may be synced as a whole for a few files."""
-    return _SYNCFS is not None and _REPORTS_ERRORS and all(_device_type(each) in _JOURNALED for each in devices)
+    return _SYNCFS is not None and _REPORTS_ERRORS and all(device_type(each) in _JOURNALED for each in devices)
 
 
 def _find_syncfs() -> Any:
@@ -330,7 +330,7 @@ def _reports_errors() -> bool:
 
 
 @functools.cache
-def _device_type(device: int) -> str:
+def device_type(device: int) -> str:
     """The type of a file system. Empty if nothing tells."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
@@ -343,7 +343,7 @@ def _device_type(device: int) -> str:
 
 def _type_below(path: str) -> str:
     with contextlib.suppress(OSError):
-        return _device_type(os.stat(os.path.dirname(path)).st_dev)
+        return device_type(os.stat(os.path.dirname(path)).st_dev)
     return ""
 
 

@@ -35,10 +35,13 @@ from icefloe.storage.contract import (
     check_unchanged,
     flat_bytes,
 )
-from icefloe.storage.durability import Unsynced, begin_writing, sync_open, sync_path, unsynced_below
+from icefloe.storage.durability import Unsynced, begin_writing, device_type, sync_open, sync_path, unsynced_below
 from icefloe.storage.requests import (
     DELETIONS,
     FILES,
+    KEPT_FILES,
+    Bounds,
+    KeptFile,
     ResponseTime,
     Translating,
     check_key,
@@ -47,6 +50,8 @@ from icefloe.storage.requests import (
     decode_key,
     encode_key,
     join_prefix,
+    open_inside,
+    read_at,
 )
 
 Bytes = bytes | memoryview
@@ -54,71 +59,15 @@ Bytes = bytes | memoryview
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_FOLDER_LOCKS = {errno.EBADF, errno.EISDIR, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 _LOCK_NAME = ".lock#0"
-_GET_PATH: int | None = getattr(fcntl, "F_GETPATH", None)
-"""On macOS, what tells where an open file is."""
 _LOOK = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK)
+
+
+_KEPT_ON = {"ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs", "zfs"}
+"""File systems on which a file that is open can be deleted and replaced as if it were not."""
 
 
 class ChangedError(Exception):
     """The file is not the version that was expected."""
-
-
-class OutsideFolderError(PermissionError):
-    """A symbolic link leads out of the folder of a storage."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(errno.EPERM, "a symbolic link leads out of the folder and is not followed", path)
-
-
-class Bounds:
-    """The folder of a storage, which no symbolic link leads out of.
-
-    Whoever writes a folder that others open can put links into it. What was opened is asked where it really is, so
-    that nothing can be exchanged between the check and the use. Links that stay inside are followed.
-    """
-
-    __slots__ = ("_inside", "_real", "root")
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._real = self._inside = "\0"  # no path has this character
-
-    def check(self, fd: int, path: str) -> None:
-        """Refuse an open file or folder that is not inside; OutsideFolderError."""
-        # Every read and write of a local storage comes here, so nothing is called that need not be.
-        try:
-            found = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            found = _real_path(fd, path)
-        if found.startswith(self._inside) or found == self._real:
-            return
-        # The folder itself may be a link, and may be moved: it is the caller's.
-        self._real = real = os.path.realpath(self.root)
-        self._inside = inside = real if real == "/" else real + "/"
-        if not found.startswith(inside) and found != real:
-            raise OutsideFolderError(path)
-
-
-def _real_path(fd: int, path: str) -> str:
-    """Where an open file is, without links, on systems without /proc."""
-    if _GET_PATH is not None:
-        return os.fsdecode(fcntl.fcntl(fd, _GET_PATH, bytes(1024)).rstrip(b"\0"))
-    # Nothing tells where it is: what the path leads to now has to be the same file.
-    real = os.path.realpath(path)
-    if not os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(fd)):
-        raise OutsideFolderError(path)
-    return real
-
-
-def open_inside(path: str, bounds: Bounds) -> int:
-    """A file or folder, opened for reading; opening a pipe does not wait for who writes into it."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        bounds.check(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 class NotDurableError(Exception):
@@ -175,20 +124,22 @@ def read_ranges(
         os.close(fd)
 
 
-def read_at(fd: int, start: int, end: int) -> bytes:
-    """Bytes [start, end) of an open file; fewer where the file ends before.
-
-    The system reads at most 2,147,479,552 bytes in one call, and file systems may return fewer than were asked for.
-    """
-    if start >= end:
-        return b""
-    data = os.pread(fd, end - start, start)
-    if len(data) == end - start:
-        return data
-    parts = [data]
-    while parts[-1] and (start := start + len(parts[-1])) < end:
-        parts.append(os.pread(fd, end - start, start))
-    return b"".join(parts)
+def read_part(path: str, key: str, start: int, end: int, bounds: Bounds) -> bytes:
+    """A small range of a file. The file is kept open if it has more."""
+    fd = open_inside(path, bounds)
+    kept = None
+    try:
+        found = os.fstat(fd)
+        _check_kind(found)
+        if end - start < found.st_size and device_type(found.st_dev) in _KEPT_ON:
+            kept = KeptFile(fd, path, bounds, found, time.perf_counter())
+        data = read_at(fd, start, min(end, found.st_size))
+    finally:
+        if kept is None:
+            os.close(fd)
+    if kept is not None:
+        KEPT_FILES.keep(bounds, key, kept)
+    return data
 
 
 def stat_file(path: str, bounds: Bounds) -> os.stat_result:
@@ -703,12 +654,17 @@ class LocalStorage(SourceStorage):
         """Bytes of a file, read in this thread. None if another method must be asked, also after an error."""
         if not self._pace.is_fast or (end is not None and end - start > INLINE_BYTES):
             return None
-        path, began = self.path_of(key), time.perf_counter()
+        began, bounds = time.perf_counter(), self._bounds
+        kept = KEPT_FILES.find(bounds, key)
         try:
             if end is None:
-                return read_file(path, self._bounds)[start:] if self._size_of(path) <= INLINE_BYTES else None
-            return read_ranges(path, (start,), (end,), self._bounds)[0][0]
+                path = self.path_of(key)
+                return read_file(path, bounds)[start:] if self._size_of(path) <= INLINE_BYTES else None
+            data = None if kept is None else kept.read(start, end, began)
+            return read_part(self.path_of(key), key, start, end, bounds) if data is None else data
         except OSError:
+            if kept is not None:
+                KEPT_FILES.drop(bounds, key)
             return None
         finally:
             self._pace.note(time.perf_counter() - began)

@@ -1,12 +1,14 @@
-"""What every request to a store needs: checked keys, merged ranges, retries, threads and translated errors."""
+"""What every request to a store needs: checked keys and files, merged ranges, retries, threads, translated errors."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,6 +89,170 @@ def encode_key(key: str) -> str:
 def decode_key(text: str) -> str:
     """The key that was encoded."""
     return unquote(text) if "%" in text else text
+
+
+_GET_PATH: int | None = getattr(fcntl, "F_GETPATH", None)
+"""On macOS, what tells where an open file is."""
+_MOST_KEPT_FILES = 32
+_KEPT_SECONDS = 5.0
+_CHECKED_SECONDS = 0.1
+
+
+class OutsideFolderError(PermissionError):
+    """A symbolic link leads out of the folder of a storage."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EPERM, "a symbolic link leads out of the folder and is not followed", path)
+
+
+class Bounds:
+    """The folder of a storage, which no symbolic link leads out of.
+
+    Whoever writes a folder that others open can put links into it. What was opened is asked where it really is, so
+    that nothing can be exchanged between the check and the use. Links that stay inside are followed.
+    """
+
+    __slots__ = ("_inside", "_real", "root")
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._real = self._inside = "\0"  # no path has this character
+
+    def check(self, fd: int, path: str) -> None:
+        """Refuse an open file or folder that is not inside; OutsideFolderError."""
+        # Every read and write of a local storage comes here, so nothing is called that need not be.
+        try:
+            found = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            found = _real_path(fd, path)
+        if found.startswith(self._inside) or found == self._real:
+            return
+        # The folder itself may be a link, and may be moved: it is the caller's.
+        self._real = real = os.path.realpath(self.root)
+        self._inside = inside = real if real == "/" else real + "/"
+        if not found.startswith(inside) and found != real:
+            raise OutsideFolderError(path)
+
+
+def _real_path(fd: int, path: str) -> str:
+    """Where an open file is, without links, on systems without /proc."""
+    if _GET_PATH is not None:
+        return os.fsdecode(fcntl.fcntl(fd, _GET_PATH, bytes(1024)).rstrip(b"\0"))
+    # Nothing tells where it is: what the path leads to now has to be the same file.
+    real = os.path.realpath(path)
+    if not os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(fd)):
+        raise OutsideFolderError(path)
+    return real
+
+
+def open_inside(path: str, bounds: Bounds) -> int:
+    """A file or folder, opened for reading; opening a pipe does not wait for who writes into it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        bounds.check(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_at(fd: int, start: int, end: int) -> bytes:
+    """Bytes [start, end) of an open file; fewer where the file ends before.
+
+    The system reads at most 2,147,479,552 bytes in one call, and file systems may return fewer than were asked for.
+    """
+    if start >= end:
+        return b""
+    data = os.pread(fd, end - start, start)
+    if len(data) == end - start:
+        return data
+    parts = [data]
+    while parts[-1] and (start := start + len(parts[-1])) < end:
+        parts.append(os.pread(fd, end - start, start))
+    return b"".join(parts)
+
+
+class KeptFile:
+    """An open file of which small parts are read. It is closed when nobody uses it any more.
+
+    Many small chunks are in one pack. Opening the pack and asking where it is takes longer than reading a chunk. What
+    the path leads to now is asked for every read: the descriptor is only used if that is still the same file. So a file
+    that was deleted or replaced is never read from here, and a link is only followed if a new check allows it.
+    """
+
+    __slots__ = ("_bounds", "_changed", "_checked_at", "_fd", "_identity", "_path", "used_at")
+
+    def __init__(self, fd: int, path: str, bounds: Bounds, found: os.stat_result, now: float) -> None:
+        self._fd, self._path, self._bounds = fd, path, bounds
+        self._identity, self._changed = (found.st_ino, found.st_dev), found.st_ctime_ns
+        self._checked_at = self.used_at = now
+
+    def read(self, start: int, end: int, now: float) -> bytes | None:
+        """Bytes [start, end) of the file, fewer where it ends before. None if the path leads to another file."""
+        found = os.stat(self._path)
+        if (found.st_ino, found.st_dev) != self._identity:
+            return None
+        if found.st_ctime_ns != self._changed or now - self._checked_at > _CHECKED_SECONDS:
+            # It may have been moved out of the folder, and a link put in its place.
+            self._bounds.check(self._fd, self._path)
+            self._changed, self._checked_at = found.st_ctime_ns, now
+        self.used_at = now
+        return read_at(self._fd, start, min(end, found.st_size))
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
+
+
+class KeptFiles:
+    """The files of all local storages of this process that are kept open: few, and only while they are used.
+
+    An open file takes its place on the disk until it is closed, also after it was deleted, and its file system cannot
+    be unmounted. Network file systems keep a deleted file in its folder until then, so they are left out.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Close all, also in a forked child."""
+        self._files: dict[tuple[Bounds, str], KeptFile] = {}
+        self._lock = threading.Lock()
+        self._closes_at = 0.0
+
+    def find(self, bounds: Bounds, key: str) -> KeptFile | None:
+        """The file of a key that is open."""
+        return self._files.get((bounds, key))
+
+    def keep(self, bounds: Bounds, key: str, kept: KeptFile) -> None:
+        """Keep a file open until it is not used any more, or too many are open."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # nobody would close it
+        with self._lock:
+            self._files[bounds, key] = kept
+            if len(self._files) > _MOST_KEPT_FILES:
+                del self._files[next(iter(self._files))]
+            if self._closes_at < kept.used_at:
+                self._closes_at = kept.used_at + 2 * _KEPT_SECONDS
+                loop.call_later(_KEPT_SECONDS, self._close_unused)
+
+    def drop(self, bounds: Bounds, key: str) -> None:
+        """Close a file when its readers have ended."""
+        with self._lock:
+            self._files.pop((bounds, key), None)
+
+    def _close_unused(self) -> None:
+        now = time.perf_counter()
+        with self._lock:
+            self._files = {key: kept for key, kept in self._files.items() if now - kept.used_at < _KEPT_SECONDS}
+            self._closes_at = now + 2 * _KEPT_SECONDS if self._files else 0.0
+            if self._files:
+                asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._close_unused)
+
+
+KEPT_FILES = KeptFiles()
+os.register_at_fork(after_in_child=KEPT_FILES.forget)
 
 
 DEFAULT_GAP_BYTES = 1 << 20
