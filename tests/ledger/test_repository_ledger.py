@@ -28,7 +28,8 @@ from icefloe.formats.repository import FORMAT
 from icefloe.formats.repository.snapshot import MAX_HISTORY
 from icefloe.ids import new_object_id
 from icefloe.ledger.ledger import StaleTipError, Tip
-from icefloe.ledger.repository import RefContent, RefStyle, RepositoryLedger, encode_sequence, parse_sequence
+from icefloe.ledger.repository import RepositoryLedger
+from icefloe.ledger.repository_refs import RefContent, RefStyle, encode_sequence, parse_sequence
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot
 from icefloe.storage.build import in_memory_storage, local_filesystem_storage

@@ -55,7 +55,9 @@ def test_everything_unreachable_and_old_is_deleted(past: Past) -> None:
 
 
 def _reachable(repo: icefloe.Repository) -> dict[str, int]:
-    marked = run_blocking(plan_collection_of(open_uncached(repo.context), CollectionRequest(now()))).marked
+    new_parents = run_blocking(repo.context.ledger.fetch_new_parents())
+    planning = plan_collection_of(open_uncached(repo.context), CollectionRequest(now()), new_parents)
+    marked = run_blocking(planning).marked
     counts = {
         "snapshots": len(marked.snapshots),
         "transaction_logs": len(marked.logs),

@@ -25,8 +25,9 @@ def test_a_mirror_follows_its_source(version: str) -> None:
     past.repo.garbage_collect(now())
     counting = CountingStorage(place)
     past.repo.mirror(counting)
-    # Expiry and collection write the refs again, so that commits under way notice them.
-    assert counting.counts.of("put").requests < 16
+    # Expiry and collection write the refs again, so that commits under way notice them. In `repository`, an expiry is
+    # recorded in a ref, and the collection removes the record with another one.
+    assert counting.counts.of("put").requests < (18 if past.repo.context.ledger.records_expiries else 16)
     copy = icefloe.Repository.open(place)
     assert messages(copy, "dev") == messages(past.repo, "dev") and copy.list_tags() == {"t"}
     past.check(copy)

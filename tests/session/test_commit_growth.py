@@ -11,7 +11,7 @@ import zarr
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.ids import new_object_id
-from icefloe.ledger.repository import DOTTED, RefContent
+from icefloe.ledger.repository_refs import DOTTED, RefContent
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
 from icefloe.session.commit_files import HISTORY_LENGTH
 from icefloe.storage.build import in_memory_storage

@@ -10,7 +10,6 @@ from tests.servers.s3 import S3Server
 import icefloe
 
 EXPIRY = "open, expire 12 commits"
-"""In `repository`, it merges the logs of expired commits, which the official package does not read."""
 
 
 @pytest.mark.s3
@@ -27,7 +26,7 @@ def test_every_operation_takes_fewer_requests_than_in_the_official_package(minis
         shared = measure(icefloe, ministack, proxy, "icechunk2")
     for name in theirs:
         assert shared[name].total < theirs[name].total, name
-        assert name == EXPIRY or ours[name].total < theirs[name].total, name
+        assert ours[name].total < theirs[name].total, name
 
 
 @pytest.mark.s3
@@ -39,8 +38,8 @@ def test_requests_of_common_operations_do_not_grow(ministack: S3Server) -> None:
         "open, list 21 arrays": 4,
         "small commit": 7,
         "open, create a tag, list tags, read it": 10,
-        EXPIRY: 34,
-        "open, collect garbage": 37,
+        EXPIRY: 7,
+        "open, collect garbage": 71,
     }
     with proxied(ministack.endpoint_url) as proxy:
         found = {name: counts.total for name, counts in measure(icefloe, ministack, proxy).items()}

@@ -39,6 +39,8 @@ class Refs:
     branches: Mapping[str, ObjectId]
     tags: Mapping[str, ObjectId]
     deleted_tags: frozenset[str]
+    new_parents: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
+    """The recorded expiries, see `Ledger.records_expiries`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ async def fetch_refs(context: RepositoryContext) -> Refs:
         {name: (await ledger.fetch_tip(name)).snapshot_id for name in ordered},
         {name: await ledger.fetch_tag(name) for name in sorted(tags)},
         await ledger.fetch_deleted_tags(),
+        await ledger.fetch_new_parents(),
     )
 
 
@@ -174,7 +177,7 @@ async def _walk(
             continue
         fresh: list[SnapshotInfo] = []
         first = True
-        async for info in context.ledger.ancestry(start):
+        async for info in context.ledger.shown_history(start, refs.new_parents):
             if first:
                 named[start], files[info.id] = info.id, start
                 first = False

@@ -41,7 +41,7 @@ from icefloe.model.snapshot import (
     named_objects,
 )
 from icefloe.model.zarr_document import join_attributes
-from icefloe.session.ancestry import chunks_in_boxes, compare_snapshots, fetch_log
+from icefloe.session.ancestry import chunks_in_boxes, compare_snapshots, fetch_shown_log
 from icefloe.session.commit_files import HISTORY_LENGTH
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import Storage
@@ -361,7 +361,8 @@ class Transfer:
         if survey.context.capabilities.transaction_logs and survey.files[snapshot.id] == snapshot.id:
             try:
                 await survey.context.metadata_files.fetch_transaction_log(snapshot.id)
-                return await fetch_log(survey.context, snapshot)
+                written = await survey.context.metadata_files.fetch_snapshot(snapshot.id)
+                return await fetch_shown_log(survey.context, written, snapshot.parent_id)
             except ObjectNotFoundError:
                 pass
         assert snapshot.parent_id is not None

@@ -9,9 +9,11 @@ Modules
   snapshots.
 - `icechunk2`: Refs and history of the second official generation: everything is in the `repo` file, and every
   change swaps it.
-- `ledger`: The contract of a ledger: refs and history of one repository. Also walks and rewrites ancestry.
+- `ledger`: The contract of a ledger: refs and history of one repository.
+- `quoted_history`: History in generations whose snapshots quote their newest ancestors: walk it, and rewrite it.
 - `recover`: Recover refs, the file that contains all refs, and the stored configuration.
 - `repository`: Refs and history of the generation `repository`: a commit creates the next branch file.
+- `repository_refs`: The files of refs in the generation `repository`: their names and their content.
 - `store`: Refs and history of the generation `store`: a commit creates the next branch file under `r/`.
 - `switch_generation`: Switch a repository to another generation: what its ledgers do when they import history or
   remove their refs.

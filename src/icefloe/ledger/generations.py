@@ -15,7 +15,8 @@ from icefloe.errors import FormatError, ObjectNotFoundError, UnknownFormatError,
 from icefloe.formats.format import Format, get_format
 from icefloe.formats.header import HEADER_BYTES, FileType, has_magic, parse_header
 from icefloe.ledger.ledger import Ledger, RefFiles, StoredConfig, WholeRefsFile
-from icefloe.ledger.repository import CONFIG_KEY, names_generation
+from icefloe.ledger.repository import names_generation
+from icefloe.ledger.repository_refs import CONFIG_KEY
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.storage.contract import Storage, Versioned

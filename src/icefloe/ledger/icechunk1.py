@@ -41,7 +41,7 @@ from icefloe.ledger.ledger import (
     check_not_converting,
     save_config_file,
 )
-from icefloe.ledger.repository import group_by_folder, parse_folder
+from icefloe.ledger.repository_refs import group_by_folder, parse_folder
 from icefloe.ledger.switch_generation import create_refs, remove_refs
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo

@@ -42,6 +42,8 @@ class _Ref:
     """Whether that file marks the branch as deleted."""
     next_key: str | None = None
     """The file that supersedes the unreadable one, in generations that never replace branch files."""
+    content: bytes | None = None
+    """The newest readable file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +229,12 @@ class _Recovery:
         why = ""
         for key in stored.keys:
             try:
-                target, deleted = files.parse(await self.storage.get(key), key)
+                data = await self.storage.get(key)
+                target, deleted = files.parse(data, key)
             except (FormatError, ObjectNotFoundError) as error:
                 why = why or str(error)
             else:
-                return _Ref(stored.kind, stored.name, newest, why, target, deleted, next_key)
+                return _Ref(stored.kind, stored.name, newest, why, target, deleted, next_key, data)
         return _Ref(stored.kind, stored.name, newest, why, next_key=next_key)
 
     async def _recover_ref(self, files: RefFiles, ref: _Ref, *, alone: bool) -> None:
@@ -252,7 +255,7 @@ class _Recovery:
         if ref.next_key is None:
             await self._replace(ref.key, files.encode(target), await self._get(ref.key), {})
         else:
-            await self.storage.create(ref.next_key, files.encode(target), unique=False)
+            await self.storage.create(ref.next_key, files.encode_after(ref.content, target), unique=False)
 
     # -- configuration --------------------------------------------------------------------------------------------
 

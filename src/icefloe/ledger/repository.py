@@ -7,21 +7,22 @@ would exist again. The deletion file is created like a commit, so either a commi
 
 A power loss may leave the newest file empty or truncated if files are not synced. Its commit never finished. The tip
 is then the one in the file before it, and the next commit takes the number after the damaged file.
+
+An expiry is recorded in the next file of `main`, as new parents of kept snapshots. Every later file of `main` repeats
+them, until a garbage collection has written them to the files of the snapshots. `main` is never deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 import math
-import re
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from icefloe.blocking import gather_each, monotonic_time
 from icefloe.errors import (
@@ -29,6 +30,7 @@ from icefloe.errors import (
     ConflictError,
     ForbiddenChangeError,
     FormatError,
+    IcefloeError,
     InvalidInputError,
     ObjectNotFoundError,
     RefNotFoundError,
@@ -36,18 +38,16 @@ from icefloe.errors import (
     UnsupportedError,
     branch_moved,
 )
-from icefloe.ids import ObjectId, decode_base32, encode_base32, new_object_id
+from icefloe.ids import ObjectId, new_object_id
 from icefloe.lazy_exports import lazy_module
 from icefloe.ledger.ledger import (
     CONVERSION,
     FRESH_SECONDS,
     MAIN,
+    MOST_NEW_PARENTS,
     Ledger,
-    QuotingLedger,
-    RefFiles,
     StaleTipError,
     StoredConfig,
-    StoredRef,
     Tip,
     WholeHistory,
     add_position,
@@ -56,7 +56,27 @@ from icefloe.ledger.ledger import (
     check_not_converting,
     gather_requests,
     save_config_file,
-    walk_history,
+)
+from icefloe.ledger.quoted_history import QuotingLedger, walk_history
+from icefloe.ledger.repository_refs import (
+    COLON,
+    CONFIG_KEY,
+    DOTTED,
+    EARLY_CONFIG_KEY,
+    GENERATION,
+    GENERATION_KEY,
+    REF_FILES,
+    REFS,
+    STYLES,
+    TAG_FILE,
+    TAG_TOMBSTONE,
+    RefContent,
+    RefStyle,
+    TornRefError,
+    group_by_folder,
+    parse_folder,
+    parse_ref,
+    parse_sequence,
 )
 from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
@@ -70,124 +90,8 @@ if TYPE_CHECKING:
 else:
     config_yaml = lazy_module("icefloe.formats.config_yaml")
 
-REFS = "refs/"
-TAG_FILE = "ref.json"
-TAG_TOMBSTONE = "ref.json.deleted"
-_SUFFIX = ".json"
-_NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class RefStyle:
-    """The naming of refs: `branch.main`, or `branch:main` in the earliest files. Numbers have 5 or 8 bytes."""
-
-    separator: str = "."
-    number_bytes: int = 5
-
-    def branch_folder(self, branch: str) -> str:
-        return f"{REFS}branch{self.separator}{branch}/"
-
-    def tag_folder(self, tag: str) -> str:
-        return f"{REFS}tag{self.separator}{tag}/"
-
-    def branch_key(self, branch: str, sequence: int) -> str:
-        return self.branch_folder(branch) + encode_sequence(sequence, self.number_bytes)
-
-
-DOTTED = RefStyle()
-COLON = RefStyle(":")
-STYLES = (DOTTED, COLON)
-
-
-def parse_folder(kind: str, folder: str) -> str:
-    """The name of the branch or tag of a folder of `refs/`. Empty for other folders."""
-    if folder[: len(kind)] != kind or folder[len(kind) : len(kind) + 1] not in (".", ":") or folder[-1] != "/":
-        return ""
-    return folder[len(kind) + 1 : -1]
-
-
-@functools.lru_cache(maxsize=64)
-def encode_sequence(sequence: int, number_bytes: int = 5) -> str:
-    """The file name of a sequence number. The newest sorts first."""
-    largest = (1 << 8 * number_bytes) - 1
-    if not 0 <= sequence <= largest:
-        raise InvalidInputError(
-            f"sequence number {sequence} is outside of 0..{largest}. The branch cannot have more commits"
-        )
-    return encode_base32((largest - sequence).to_bytes(number_bytes, "big")) + _SUFFIX
-
-
-def parse_sequence(name: str) -> tuple[int, int] | None:
-    """Sequence number and bytes per number of a file name. None for other files."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return None
-    number_bytes = 5 if len(match.group(1)) == 8 else 8
-    try:
-        value = int.from_bytes(decode_base32(match.group(1), number_bytes), "big")
-    except InvalidInputError:
-        return None
-    return (1 << 8 * number_bytes) - 1 - value, number_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RefContent:
-    """The content of a ref file. The last file of a deleted branch marks the deletion."""
-
-    snapshot_id: ObjectId
-    deleted: bool = False
-    collection: str | None = None
-    """The last garbage collection before this file was written. Every later file of the branch repeats it."""
-    token: str | None = None
-    """A random text. With it, no other writer writes the same bytes, so that only one of them succeeds."""
-
-    def encode(self) -> bytes:
-        document: dict[str, str | bool] = {"snapshot": self.snapshot_id}
-        if self.collection is not None:
-            document["collection"] = self.collection
-        if self.deleted:
-            document["deleted"] = True
-        if self.token is not None:
-            document["token"] = self.token
-        return json.dumps(document, separators=(",", ":")).encode()
-
-
-class TornRefError(FormatError):
-    """A branch file is truncated, because a power loss interrupted its commit."""
-
-
-def is_torn(data: bytes) -> bool:
-    """Whether a JSON file is truncated: it is empty, or zeros, or the beginning of an object."""
-    written = data.strip(b"\0 \r\n")
-    return not written or (written.startswith(b"{") and not written.endswith(b"}"))
-
-
-def parse_ref(data: bytes, key: str) -> RefContent:
-    """Parse a ref file. Raises TornRefError if it is truncated."""
-    if is_torn(data):
-        raise TornRefError(
-            f"{key} is truncated, as after a power loss: it has {len(data)} bytes. `icefloe verify --repair` restores "
-            "the previous state"
-        )
-    try:
-        if len(data) > SMALL_FILE_BYTES:
-            raise ValueError(f"it has {len(data)} bytes")
-        document = json.loads(data)
-        snapshot_id = document["snapshot"]
-        if not isinstance(snapshot_id, str):
-            raise TypeError(f"the snapshot is {snapshot_id!r}")
-        decode_base32(snapshot_id, 12)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(f'{key} is not a ref file: {error}. Expected {{"snapshot": "<20 characters>"}}') from error
-    collection = document.get("collection")
-    return RefContent(snapshot_id, document.get("deleted") is True, collection if isinstance(collection, str) else None)
-
-
 _LOG = logging.getLogger(__name__)
 
-CONFIG_KEY, EARLY_CONFIG_KEY = "config.json", "config.yaml"
-GENERATION_KEY, GENERATION = "generation", "repository"
-"""Stored in `config.json`, so that one request returns the generation and the configuration."""
 _CONTENTION = RetryPolicy(max_tries=100, initial_backoff_ms=2, max_backoff_ms=500)
 """Each lost round means that another writer moved the branch, so a hundred rounds are enough."""
 _FEWEST_READS, _MOST_READS = 2, 8
@@ -206,6 +110,11 @@ class _Newest:
     style: RefStyle
     sequence: int
     content: RefContent
+
+    @property
+    def tip(self) -> Tip:
+        content = self.content
+        return Tip(content.snapshot_id, self.sequence, content.collection, content.new_parents)
 
 
 class _ListedRefs:
@@ -227,6 +136,7 @@ class RepositoryLedger(QuotingLedger):
     """The refs of one repository. `Tip.version_token` is the sequence number of the newest branch file."""
 
     keeps_deleted_tags = True
+    records_expiries = True
 
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         super().__init__()
@@ -257,7 +167,7 @@ class RepositoryLedger(QuotingLedger):
         newest = await self._fetch_newest(check_name(branch, "branch"))
         if newest is None or newest.content.deleted:
             raise _no_branch(branch)
-        return Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
+        return newest.tip
 
     async def _fetch_newest(self, branch: str) -> _Newest | None:
         """The newest file of a branch, deleted or not. None if there never was one."""
@@ -306,7 +216,7 @@ class RepositoryLedger(QuotingLedger):
     def note_tip(self, branch: str, tip: Tip) -> None:
         seen = self._seen.get(branch)
         if seen is not None and seen.sequence < tip.version_token:
-            content = RefContent(tip.snapshot_id, collection=tip.collection)
+            content = _content_at(tip, tip.snapshot_id)
             self._seen[branch] = _Newest(seen.style, tip.version_token, content)
             self._looked[branch] = monotonic_time()
 
@@ -449,7 +359,7 @@ class RepositoryLedger(QuotingLedger):
         names = sorted({name for folder in folders if (name := parse_folder("branch", folder))})
         found = await gather_requests(self._fetch_newest(name) for name in names)
         return {
-            name: Tip(newest.content.snapshot_id, newest.sequence, newest.content.collection)
+            name: newest.tip
             for name, newest in zip(names, found, strict=True)
             if newest is not None and not newest.content.deleted
         }
@@ -469,6 +379,26 @@ class RepositoryLedger(QuotingLedger):
         looked, items = monotonic_time(), {}
         async for page in self.storage.list(REFS):
             items.update({item.key: item for item in page})
+        tips, tags = await self._read_refs(items, looked, main)
+        return tips, await self.fetch_tags() if tags is None else tags
+
+    async def fetch_refs_once(self) -> tuple[dict[str, Tip], dict[str, ObjectId]]:
+        if self._listed.count is not None or self.storage.lists_names_faster:
+            return await self.fetch_refs()
+        looked, items = monotonic_time(), {}
+        async with contextlib.aclosing(self.storage.list(REFS)) as pages:  # type: ignore[type-var]
+            async for page in pages:
+                items.update({item.key: item for item in page})
+                if len(items) > _MOST_LISTED_FILES:
+                    self._listed.count = len(items)
+                    return await super().fetch_refs()
+        tips, tags = await self._read_refs(items, looked, None)
+        return tips, await self._read_tags(items) if tags is None else tags
+
+    async def _read_refs(
+        self, items: Mapping[str, ObjectInfo], looked: float, main: _Newest | None
+    ) -> tuple[dict[str, Tip], dict[str, ObjectId] | None]:
+        """The refs in a listing. The tags are None if they have to be listed again, because a branch has moved."""
         self._listed.count, folders = len(items), group_by_folder(items)
         newest = {
             name: found
@@ -486,12 +416,13 @@ class RepositoryLedger(QuotingLedger):
             if file is not None:
                 self._seen[name], self._looked[name] = file, looked
             if file is not None and not file.content.deleted:
-                tips[name] = Tip(file.content.snapshot_id, file.sequence, file.content.collection)
-        if has_moved:
-            return tips, await self.fetch_tags()
+                tips[name] = file.tip
+        return tips, None if has_moved else await self._read_tags(items)
+
+    async def _read_tags(self, items: Mapping[str, ObjectInfo]) -> dict[str, ObjectId]:
         tags = [each for each in REF_FILES.group(items) if each.kind == "tag"]
         targets = await gather_requests(self._read_listed_tag(items[each.keys[0]]) for each in tags)
-        return tips, {tag.name: to for tag, to in zip(tags, targets, strict=True) if to is not None}
+        return {tag.name: to for tag, to in zip(tags, targets, strict=True) if to is not None}
 
     async def _read_listed(self, branch: str, style: RefStyle, number: int, item: ObjectInfo) -> _Newest | None:
         """The newest file of a branch, which was listed."""
@@ -533,16 +464,80 @@ class RepositoryLedger(QuotingLedger):
         return found
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
+        if amends is not None and branch == MAIN:
+            tip = replace(tip, new_parents=_inherit(tip.new_parents, amends, snapshot.id))
+        elif amends is not None:
+            await self._inherit_parent(amends, snapshot.id)
         await self.replace_tip(branch, tip, snapshot.id)
-        landed = Tip(snapshot.id, tip.version_token + 1, tip.collection)
+        if amends is not None and branch != MAIN:
+            # An expiry may have been recorded since, which did not see the new snapshot. The branch has moved, so this
+            # must not fail. Without it, the branch shows expired ancestors.
+            with contextlib.suppress(IcefloeError):
+                await self._inherit_parent(amends, snapshot.id)
+        landed = replace(tip, snapshot_id=snapshot.id, version_token=tip.version_token + 1)
         self.note_current(branch, landed)
         return landed
+
+    async def _inherit_parent(self, amended: ObjectId, snapshot_id: ObjectId) -> None:
+        """Record the new parent of an amended snapshot for the one that replaces it."""
+        for pause in _CONTENTION.pauses():
+            newest = await self._fetch_newest(MAIN)
+            if newest is None:
+                return
+            parents = _inherit(newest.content.new_parents, amended, snapshot_id)
+            if parents == newest.content.new_parents:
+                return
+            if await self._take_next(MAIN, newest, replace(newest.content, new_parents=parents)):
+                return
+            await asyncio.sleep(pause)
+        raise _contended(MAIN)
+
+    async def fetch_new_parents(self) -> Mapping[ObjectId, ObjectId]:
+        newest = await self._fetch_newest(MAIN)
+        return {} if newest is None else newest.content.new_parents
+
+    async def record_new_parents(self, tip: Tip, parents: Mapping[ObjectId, ObjectId]) -> bool:
+        newest = self._find_fresh(MAIN, tip)
+        for pause in _CONTENTION.pauses():
+            newest = newest or await self._pass_commits(tip)
+            if newest is None:
+                return False
+            await check_not_converting(self.storage, newest.content.collection)
+            if await self._take_next(MAIN, newest, replace(newest.content, new_parents=parents)):
+                return True
+            tip, newest = newest.tip, None
+            await asyncio.sleep(pause)
+        raise _contended(MAIN)
+
+    async def _pass_commits(self, tip: Tip) -> _Newest | None:
+        """The newest file of `main`. None if one of the files since a tip has other new parents, or if they are many.
+
+        Every file is read: an expiry may have been recorded and written in the meantime.
+        """
+        seen = self._seen.get(MAIN) or await self._fetch_newest(MAIN)
+        if seen is None:
+            raise _no_branch(MAIN)
+        found: _Newest | None = None
+        for number in range(tip.version_token, tip.version_token + _READS_BEFORE_LISTING):
+            looked = monotonic_time()
+            try:
+                content = await self._find_file(MAIN, seen.style, number)
+            except TornRefError:
+                content = _content_at(tip, tip.snapshot_id) if found is None else found.content
+            if content is None:
+                if found is not None:
+                    self._seen[MAIN], self._looked[MAIN] = found, looked
+                return found
+            if content.new_parents != tip.new_parents:
+                return None
+            found = _Newest(seen.style, number, content)
+        return None
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch")
         await check_not_converting(self.storage, tip.collection)
         seen = None if tip.collection == CONVERSION else self._seen.get(branch)
-        if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+        if seen is None or not self._is_fresh(branch):
             # A conversion in place removes the files of a branch. Then the next file could be created a second time.
             seen = await self._fetch_newest(branch)
             if seen is None:
@@ -550,9 +545,7 @@ class RepositoryLedger(QuotingLedger):
             if seen.sequence != tip.version_token:
                 await self._refuse(branch, tip)
         try:
-            await self._create_file(
-                branch, seen.style, tip.version_token + 1, RefContent(snapshot_id, collection=tip.collection)
-            )
+            await self._create_file(branch, seen.style, tip.version_token + 1, _content_at(tip, snapshot_id))
         except AlreadyExistsError:
             await self._refuse(branch, tip)
 
@@ -588,9 +581,13 @@ class RepositoryLedger(QuotingLedger):
     def _find_fresh(self, branch: str, tip: Tip) -> _Newest | None:
         """The file of a tip that was read just now. The creation of the next file shows if there is a newer one."""
         seen = self._seen.get(branch)
-        if seen is None or monotonic_time() - self._looked.get(branch, -math.inf) > FRESH_SECONDS:
+        if seen is None or not self._is_fresh(branch):
             return None
         return seen if Tip(seen.content.snapshot_id, seen.sequence) == tip else None
+
+    def _is_fresh(self, branch: str) -> bool:
+        """Whether a branch was read so recently that its next file can be created, see `FRESH_SECONDS`."""
+        return monotonic_time() - self._looked.get(branch, -math.inf) <= FRESH_SECONDS
 
     async def _create_file(self, branch: str, style: RefStyle, sequence: int, content: RefContent) -> None:
         looked, key = monotonic_time(), style.branch_key(branch, sequence)
@@ -774,6 +771,25 @@ def _find_listed(branch: str, folders: Mapping[str, Sequence[str]]) -> tuple[Ref
     return None
 
 
+def _content_at(tip: Tip, snapshot_id: ObjectId) -> RefContent:
+    """The file that follows a tip, with another snapshot."""
+    return RefContent(snapshot_id, collection=tip.collection, new_parents=tip.new_parents)
+
+
+def _inherit(
+    new_parents: Mapping[ObjectId, ObjectId], amended: ObjectId, snapshot_id: ObjectId
+) -> Mapping[ObjectId, ObjectId]:
+    """The new parents with that of an amended snapshot also for the one that replaces it.
+
+    If there are many, it is moved: an amended snapshot can still be that of a tag, but mostly nothing reaches it.
+    """
+    parent = new_parents.get(amended)
+    if parent is None or snapshot_id in new_parents:
+        return new_parents
+    kept = {child: to for child, to in new_parents.items() if len(new_parents) < MOST_NEW_PARENTS or child != amended}
+    return {**kept, snapshot_id: parent}
+
+
 def _no_branch(branch: str) -> RefNotFoundError:
     return RefNotFoundError(f"ref not found: no branch {branch!r}. `icefloe branch` lists all branches", name=branch)
 
@@ -788,51 +804,3 @@ def _contended(branch: str) -> StorageError:
     return StorageError(
         f"other writers moved branch {branch!r} in each of {_CONTENTION.max_tries} attempts. Try again", name=branch
     )
-
-
-class RepositoryRefFiles(RefFiles):
-    """Numbered branch files in `refs/branch.NAME/`, tags in `refs/tag.NAME/ref.json`."""
-
-    folder = REFS
-    config_key = CONFIG_KEY
-    empty_config: ClassVar[Mapping[str, Any]] = {GENERATION_KEY: GENERATION}
-
-    def first_key(self, branch: str) -> str:
-        return DOTTED.branch_key(branch, 0)
-
-    def next_key(self, key: str) -> str:
-        folder, _, name = key.rpartition("/")
-        found = parse_sequence(name)
-        assert found is not None
-        return f"{folder}/{encode_sequence(found[0] + 1, found[1])}"
-
-    def group(self, keys: Iterable[str]) -> list[StoredRef]:
-        refs: list[StoredRef] = []
-        for folder, names in group_by_folder(keys).items():
-            branch, tag = parse_folder("branch", folder), parse_folder("tag", folder)
-            if branch:
-                numbers = {name: found[0] for name in names if (found := parse_sequence(name)) is not None}
-                newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
-                refs.append(StoredRef("branch", branch, tuple(f"{REFS}{folder}{name}" for name in newest_first)))
-            elif tag and TAG_FILE in names and TAG_TOMBSTONE not in names:
-                refs.append(StoredRef("tag", tag, (f"{REFS}{folder}{TAG_FILE}",)))
-        return refs
-
-    def parse(self, data: bytes, key: str) -> tuple[ObjectId, bool]:
-        content = parse_ref(data, key)
-        return content.snapshot_id, content.deleted
-
-    def encode(self, target: ObjectId) -> bytes:
-        return RefContent(target).encode()
-
-
-REF_FILES = RepositoryRefFiles()
-
-
-def group_by_folder(keys: Iterable[str]) -> dict[str, list[str]]:
-    """The names of the files in each folder of `refs/`. Folders end with a slash."""
-    folders: dict[str, list[str]] = {}
-    for key in keys:
-        folder, _, name = key.removeprefix(REFS).rpartition("/")
-        folders.setdefault(f"{folder}/", []).append(name)
-    return folders

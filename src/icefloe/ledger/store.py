@@ -49,7 +49,6 @@ from icefloe.ledger.ledger import (
     CONVERSION,
     FRESH_SECONDS,
     MAIN,
-    QuotingLedger,
     RefFiles,
     StaleTipError,
     StoredConfig,
@@ -61,9 +60,9 @@ from icefloe.ledger.ledger import (
     check_new_name,
     check_not_converting,
     save_config_file,
-    walk_history,
 )
-from icefloe.ledger.repository import TornRefError, is_torn
+from icefloe.ledger.quoted_history import QuotingLedger, walk_history
+from icefloe.ledger.repository_refs import TornRefError, is_torn
 from icefloe.ledger.switch_generation import create_refs, remove_refs, wait_for_writers
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import BranchPosition, Snapshot, SnapshotInfo

@@ -36,6 +36,7 @@ from icefloe.formats.format import Format
 from icefloe.formats.header import DecompressionLimits, decompress
 from icefloe.ids import ObjectId
 from icefloe.ledger.ledger import CONVERSION, RefTargets, check_not_converting
+from icefloe.maintenance.expire import write_new_parents
 from icefloe.maintenance.inventory import (
     FOLDER,
     Cutoff,
@@ -475,9 +476,10 @@ _LEFTOVER_AGE = dt.timedelta(minutes=5)
 async def collect(context: RepositoryContext, request: CollectionRequest) -> GCSummary:
     """Delete objects that are unreachable from branches and tags and old enough."""
     await context.check_writable()
+    if context.storage.read_only:
+        raise ReadOnlyError(f"{context.storage.url} is read-only, so garbage cannot be collected")
+    await write_new_parents(context)
     uncached = open_uncached(context)
-    if uncached.storage.read_only:
-        raise ReadOnlyError(f"{uncached.storage.url} is read-only, so garbage cannot be collected")
     marking = await plan_collection_of(uncached, request)
     marking = replace(marking, plan=await apply_plan(context, uncached, marking))
     if not request.incremental and marking.now is not None:
@@ -489,8 +491,15 @@ async def collect(context: RepositoryContext, request: CollectionRequest) -> GCS
     return marking.plan.summary()
 
 
-async def plan_collection_of(uncached: UncachedRepository, request: CollectionRequest) -> Marking:
-    """Plan what to delete.
+async def preview_collection(uncached: UncachedRepository, request: CollectionRequest) -> CollectionPlan:
+    """What a collection would delete now. It must not be carried out: the files have the expired parents."""
+    return (await plan_collection_of(uncached, request, await uncached.ledger.fetch_new_parents())).plan
+
+
+async def plan_collection_of(
+    uncached: UncachedRepository, request: CollectionRequest, new_parents: Mapping[ObjectId, ObjectId] | None = None
+) -> Marking:
+    """Plan what to delete. `new_parents` are only given for a preview.
 
     Objects are listed before refs are read. So the references of a commit in between are seen.
     """
@@ -504,7 +513,7 @@ async def plan_collection_of(uncached: UncachedRepository, request: CollectionRe
     before = microseconds(cutoff)
     files = listings["snapshots"]
     young = frozenset(files.take(files.modified >= before).texts())
-    marked = await mark(uncached, young, frozenset(files.texts()), known, request.limits)
+    marked = await mark(uncached, young, frozenset(files.texts()), known, request.limits, new_parents)
     chunks = listings["chunks"]
     unreferenced = ~is_among(chunks.ids, marked.chunks)
     listings["chunks"] = await fetch_sizes(uncached.storage, uncached.format.chunks_folder, "", chunks, unreferenced)

@@ -1,4 +1,12 @@
-"""Expire snapshots by age, number, rule or name."""
+"""Expire snapshots by age, number, rule or name.
+
+An expiry gives kept snapshots new parents. In some generations it is recorded in the refs (`Ledger.records_expiries`).
+The files of snapshots and logs stay as they are until garbage is collected. The collection joins the logs, writes the
+new parents to the files, and removes the record. Then it looks for garbage.
+
+The record is one atomic step, and it only affects what history shows. What is kept is decided by the files: a new
+parent is always an ancestor there. So nothing can be deleted that a branch or a tag reaches.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +18,30 @@ from fnmatch import fnmatchcase
 from icefloe.blocking import current_time
 from icefloe.debug import traced
 from icefloe.display.card import TextCardMixin, format_count
-from icefloe.errors import InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError, UnsupportedError, printable
+from icefloe.errors import (
+    InvalidInputError,
+    ObjectNotFoundError,
+    RefNotFoundError,
+    SnapshotNotFoundError,
+    StorageError,
+    UnsupportedError,
+    printable,
+)
 from icefloe.ids import ObjectId
-from icefloe.ledger.ledger import MAIN, HistoryChange
+from icefloe.ledger.ledger import CONVERSION, MAIN, MOST_NEW_PARENTS, HistoryChange, check_not_converting
 from icefloe.maintenance.inventory import (
     History,
     UncachedRepository,
+    correct_quotes,
     fetch_all_refs,
     fetch_history,
+    fetch_written_history,
     open_uncached,
     report_progress,
 )
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog, check_past
-from icefloe.session.ancestry import compare_snapshots, fit_log, join_logs, merge_logs
+from icefloe.session.ancestry import GONE, compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
 
 _SHOWN = 10
@@ -201,9 +219,15 @@ def _plan_named(history: History, named: frozenset[ObjectId]) -> ExpiryPlan:
     return _finish(history, named, {}, {})
 
 
-def plan_again(history: History, expired: frozenset[ObjectId]) -> ExpiryPlan:
-    """The rest of an expiry: removed snapshots that are reachable again. Snapshots of refs stay."""
-    kept = history.refs.targets() | history.roots()
+def plan_again(
+    history: History, expired: frozenset[ObjectId], branches: Iterable[str] = (), tags: Iterable[str] = ()
+) -> ExpiryPlan:
+    """The rest of an expiry: removed snapshots that are reachable again.
+
+    Snapshots of refs stay, except of the branches and tags that are about to be deleted.
+    """
+    gone = {("branch", name) for name in branches} | {("tag", name) for name in tags}
+    kept = history.roots() | {target for kind, name, target in _refs(history) if (kind, name) not in gone}
     return _finish(history, frozenset(expired & history.snapshots.keys()) - kept, {}, {})
 
 
@@ -224,6 +248,32 @@ def _finish(
     return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped)
 
 
+def plan_new_parents(history: History, new_parents: Mapping[ObjectId, ObjectId]) -> ExpiryPlan:
+    """What has to be written to give kept snapshots new parents. `history` has the parents in the files."""
+    paths = {child: _between(history, child, parent) for child, parent in new_parents.items()}
+    paths = {child: path for child, path in paths.items() if path is not None}
+    shown: set[ObjectId] = set()
+    for start in history.refs.targets():
+        current: ObjectId | None = start
+        while current is not None and current not in shown and current in history.snapshots:
+            shown.add(current)
+            current = new_parents[current] if current in paths else history.snapshots[current].parent_id
+    skipped = {child: path for child, path in paths.items() if path and child in shown}
+    expired = frozenset(history.snapshots.keys() - shown)
+    change = HistoryChange(expired, {child: new_parents[child] for child in skipped})
+    return ExpiryPlan(change, tuple(history.snapshots[each] for each in expired), len(shown), skipped)
+
+
+def _between(history: History, child: ObjectId, ancestor: ObjectId) -> tuple[ObjectId, ...] | None:
+    """The snapshots between one and its ancestor, newest first. None if it is no ancestor."""
+    found: list[ObjectId] = []
+    current = history.snapshots[child].parent_id if child in history.snapshots else None
+    while current is not None and current != ancestor and current in history.snapshots:
+        found.append(current)
+        current = history.snapshots[current].parent_id
+    return tuple(found) if current == ancestor else None
+
+
 def _skipped(history: History, start: ObjectId, expired: frozenset[ObjectId]) -> tuple[ObjectId, ...]:
     """Expired snapshots from one to its nearest kept ancestor, without the latter."""
     found: list[ObjectId] = []
@@ -240,28 +290,137 @@ _ROUNDS = 20
 
 async def plan_expiry_of(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Plan an expiry."""
-    return await _plan(open_uncached(context), request)
+    return _plan(context, await fetch_history(open_uncached(context)), request)
 
 
-async def _plan(uncached: UncachedRepository, request: ExpiryRequest) -> ExpiryPlan:
-    history = await fetch_history(uncached)
-    return plan_expiry(history, request, tags_can_go=uncached.format.capabilities.deletable_tags)
+def _plan(context: RepositoryContext, history: History, request: ExpiryRequest) -> ExpiryPlan:
+    return plan_expiry(history, request, tags_can_go=context.capabilities.deletable_tags)
 
 
 @traced("expire_snapshots")
 async def expire(context: RepositoryContext, request: ExpiryRequest) -> ExpiryPlan:
     """Remove old snapshots from history. Their files stay until garbage is collected."""
     uncached = open_uncached(context)
-    plan = await _plan(uncached, request)
+    history = await fetch_history(uncached)
+    plan = _plan(context, history, request)
     context.ledger.learn_from(uncached.ledger)
-    return await apply_expiry(context, plan, uncached.metadata_files)
+    if context.ledger.records_expiries:
+        await _record(context, plan, uncached, history)
+        return plan
+    return await _write_expiry(context, plan, uncached.metadata_files)
 
 
-async def apply_expiry(
-    context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles | None = None
-) -> ExpiryPlan:
-    """Apply a plan. `contents` may have some of its snapshots in its cache."""
-    contents = contents or open_uncached(context).metadata_files
+async def apply_expiry(context: RepositoryContext, plan: ExpiryPlan) -> ExpiryPlan:
+    """Apply a plan that was made before."""
+    uncached = open_uncached(context)
+    if not context.ledger.records_expiries:
+        return await _write_expiry(context, plan, uncached.metadata_files)
+    # Others may have expired and collected since, so the new parents are those of the present history.
+    history, change = await fetch_history(uncached), plan.change
+    rest = plan_again(history, change.expired, change.branches, change.tags)
+    rest = replace(rest, change=replace(rest.change, branches=change.branches, tags=change.tags))
+    await _record(context, rest, uncached, history)
+    return plan
+
+
+async def _record(context: RepositoryContext, plan: ExpiryPlan, uncached: UncachedRepository, history: History) -> None:
+    """Record the new parents of a plan, and delete its refs.
+
+    That `main` has not moved is checked by the creation of its next file. Other refs are fetched again afterwards: a
+    commit may have been amended, or a branch that was to be deleted may have moved.
+    """
+    if plan.change.is_empty() or MAIN not in history.refs.branches:
+        await context.check_writable()
+    if plan.change.is_empty():
+        return
+    if history.misquoted:
+        await correct_quotes(context, uncached)
+    rest = plan
+    report_progress("change history", 0, 1)
+    for _ in range(_ROUNDS):
+        is_recorded = await _record_parents(context, uncached, history, rest)
+        if rest.change.branches or rest.change.tags:
+            await context.ledger.change_history(replace(rest.change, expired=frozenset(), parents={}))
+        report_progress("change history", 1, 1)
+        if is_recorded and await fetch_all_refs(open_uncached(context).ledger) == history.refs:
+            return
+        uncached = open_uncached(context)
+        history = await fetch_history(uncached)
+        rest = plan_again(history, plan.change.expired)
+        if not rest.skipped:
+            return
+    if not is_recorded:
+        raise StorageError(f"others recorded or wrote expiries in each of {_ROUNDS} attempts to record one. Try again")
+
+
+async def _record_parents(
+    context: RepositoryContext, uncached: UncachedRepository, history: History, plan: ExpiryPlan
+) -> bool:
+    """Add the new parents of a plan to the recorded ones. False if others have changed those."""
+    parents = {**history.new_parents, **{child: plan.change.parents[child] for child in plan.skipped}}
+    if len(parents) > MOST_NEW_PARENTS:
+        # What no ref reaches is only of use if a branch is reset to it.
+        kept = history.snapshots.keys() - plan.change.expired
+        parents = {child: parent for child, parent in parents.items() if child in kept}
+    if len(parents) > MOST_NEW_PARENTS:
+        await context.check_writable()
+        await write_new_parents(context, parents)
+        return True
+    if parents == history.new_parents:
+        return True
+    if history.main is None:
+        raise RefNotFoundError("there is no branch 'main', so an expiry cannot be recorded", name=MAIN)
+    return await uncached.ledger.record_new_parents(history.main, parents)
+
+
+@traced("write_new_parents")
+async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId, ObjectId] | None = None) -> None:
+    """Write recorded new parents to the files of snapshots, and some that were not recorded. Then remove the record.
+
+    The record is only removed if it is the one that was written, and after a walk over all refs has found nothing left
+    to write. So commits and expiries in the meantime are not missed.
+    """
+    if not added and not await context.ledger.fetch_new_parents():
+        return
+    await check_not_converting(context.storage, CONVERSION)
+    cause: Exception | None = None
+    for _ in range(_ROUNDS):
+        uncached = open_uncached(context)
+        try:
+            history = await fetch_written_history(uncached)
+            plan = plan_new_parents(history, _farthest(history, history.new_parents, added or {}))
+            if not plan.skipped:
+                if not history.main or not history.new_parents:
+                    return
+                if await context.ledger.record_new_parents(history.main, {}):
+                    return
+                continue
+            await _apply(context, plan, uncached.metadata_files, "write new parents")
+        except GONE as error:
+            # Others may have written them and collected garbage since the walk. Damage is found again.
+            if str(cause) == str(error):
+                raise
+            cause = error
+    raise StorageError(
+        f"other processes changed history in each of {_ROUNDS} attempts to write recorded expiries. Try again"
+    ) from cause
+
+
+def _farthest(
+    history: History, one: Mapping[ObjectId, ObjectId], other: Mapping[ObjectId, ObjectId]
+) -> Mapping[ObjectId, ObjectId]:
+    """The new parents of two expiries. Of two parents of one snapshot, the older one: it skips what both expired."""
+
+    def skips(child: ObjectId, parent: ObjectId) -> int:
+        path = _between(history, child, parent)
+        return -1 if path is None else len(path)
+
+    chosen = {child: max((one[child], other[child]), key=lambda p: skips(child, p)) for child in one.keys() & other}
+    return {**one, **other, **chosen}
+
+
+async def _write_expiry(context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles) -> ExpiryPlan:
+    """Change the files of snapshots. `contents` may have some of them in its cache."""
     if plan.change.is_empty() or not context.ledger.expires_at_once:
         await context.check_writable()
     if plan.change.is_empty():
@@ -285,7 +444,9 @@ async def apply_expiry(
     return plan
 
 
-async def _apply(context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles) -> None:
+async def _apply(
+    context: RepositoryContext, plan: ExpiryPlan, contents: MetadataFiles, stage: str = "change history"
+) -> None:
     """Join transaction logs and change history.
 
     The nodes of a snapshot never change, so `contents` may have them in its cache. Logs are read from storage.
@@ -300,12 +461,12 @@ async def _apply(context: RepositoryContext, plan: ExpiryPlan, contents: Metadat
         own, exact[child] = await _join_skipped(contents, child, skipped, parent)
         # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
         await _write_log(context, child, _union(own, exact[child]))
-    report_progress("change history", 0, 1)
+    report_progress(stage, 0, 1)
     await context.ledger.change_history(plan.change)
     for child, log in exact.items():
         await _write_log(context, child, log)
         await _follow_others(context, child, plan.change.parents[child])
-    report_progress("change history", 1, 1)
+    report_progress(stage, 1, 1)
 
 
 async def _follow_others(context: RepositoryContext, child: ObjectId, parent: ObjectId) -> None:

@@ -179,7 +179,8 @@ async def chunk_storage_stats(context: RepositoryContext, limits: FetchLimits | 
     """
     uncached = open_uncached(context)
     listings = await list_all(uncached)
-    marked = await mark(uncached, frozenset(), frozenset(), limits=limits)
+    new_parents = await uncached.ledger.fetch_new_parents()
+    marked = await mark(uncached, frozenset(), frozenset(), limits=limits, new_parents=new_parents)
     chunks = listings["chunks"]
     native = int(chunks.size[is_among(chunks.ids, marked.chunks)].sum())
 

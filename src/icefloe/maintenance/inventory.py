@@ -23,7 +23,8 @@ from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
 from icefloe.formats.format import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
 from icefloe.ledger.generations import make_ledger
-from icefloe.ledger.ledger import HistoryChange, Ledger, RefTargets, walk_history
+from icefloe.ledger.ledger import MAIN, HistoryChange, Ledger, RefTargets, Tip
+from icefloe.ledger.quoted_history import walk_shown_history
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo, check_past, check_zone
 from icefloe.session.open_repository import RepositoryContext
@@ -449,6 +450,13 @@ class History:
     """Snapshots that the repository lists although they are unreachable."""
     misquoted: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
     """Snapshots, with their parents, that some descendants quote with a parent that no longer exists."""
+    main: Tip | None = None
+    """The tip of `main`, if the snapshots quote their ancestors. It has the recorded expiries."""
+
+    @property
+    def new_parents(self) -> Mapping[ObjectId, ObjectId]:
+        """The recorded expiries, see `Ledger.records_expiries`. In `fetch_history`, `snapshots` has these parents."""
+        return {} if self.main is None else self.main.new_parents
 
     def chain(self, start: ObjectId) -> list[SnapshotInfo]:
         """A snapshot and its ancestors, newest first."""
@@ -468,21 +476,53 @@ class History:
 
 
 async def fetch_history(uncached: UncachedRepository) -> History:
-    """Fetch the current history of a repository."""
-    found: dict[ObjectId, SnapshotInfo] = {}
+    """Fetch the current history of a repository, without expired snapshots.
+
+    Where expiries are recorded, a tag may be missing that was created in the meantime, see `Ledger.fetch_refs_once`.
+    """
+    if not uncached.ledger.records_expiries:
+        return await fetch_written_history(uncached)
+    refs, tips = _split(await uncached.ledger.fetch_refs_once())
+    # Snapshots are only deleted after every branch has the name of the collection.
+    was_collected = any(tip.collection is not None for tip in tips.values())
+    existing = await _fetch_existing(uncached) if was_collected else None
+    main = tips.get(MAIN)
+    return await _follow_refs(uncached, refs, existing, main, {} if main is None else main.new_parents)
+
+
+async def fetch_written_history(uncached: UncachedRepository) -> History:
+    """Fetch the current history of a repository, with the parents in the files of the snapshots."""
     graph = await uncached.ledger.fetch_graph()
     if graph is not None:
+        found: dict[ObjectId, SnapshotInfo] = {}
         refs, listed = graph
         _follow_listed(refs, listed, found)
         return History(refs, found, {key: info for key, info in listed.items() if key not in found})
     existing = await _fetch_existing(uncached)
-    refs = await fetch_all_refs(uncached.ledger)
+    refs, tips = _split(await uncached.ledger.fetch_refs())
+    return await _follow_refs(uncached, refs, existing, tips.get(MAIN), {})
+
+
+def _split(found: tuple[dict[str, Tip], dict[str, ObjectId]]) -> tuple[RefTargets, dict[str, Tip]]:
+    tips, tags = found
+    return RefTargets({name: tip.snapshot_id for name, tip in tips.items()}, tags), tips
+
+
+async def _follow_refs(
+    uncached: UncachedRepository,
+    refs: RefTargets,
+    existing: Container[ObjectId] | None,
+    main: Tip | None,
+    parents: Mapping[ObjectId, ObjectId],
+) -> History:
+    """The history of refs in which some snapshots have other parents than in their files."""
+    found: dict[ObjectId, SnapshotInfo] = {}
     misquoted: dict[ObjectId, ObjectId] = {}
     for start in sorted(refs.targets()):
         if start in found:
             continue
         previous: ObjectId | None = None
-        async with aclosing(_walk(uncached, start, existing)) as walk:  # type: ignore[type-var]
+        async with aclosing(_walk(uncached, start, existing, parents)) as walk:  # type: ignore[type-var]
             async for info in walk:
                 if previous is None and info.id != start:
                     # In some early repositories, the id of the first snapshot is not that of its file. Refs contain the
@@ -497,16 +537,16 @@ async def fetch_history(uncached: UncachedRepository) -> History:
                 found[info.id] = info
                 previous = info.id
     if existing is None:
-        return History(refs, found)
+        return History(refs, found, main=main)
     for start in refs.targets():
         quoted = (await uncached.metadata_files.fetch_snapshot(start)).history
-        misquoted.update(_find_contradictions(quoted, found))
-    return History(refs, found, misquoted=misquoted)
+        misquoted.update(_find_contradictions([entry for entry in quoted if entry.id not in parents], found))
+    return History(refs, found, misquoted=misquoted, main=main)
 
 
 async def correct_quotes(context: RepositoryContext, uncached: UncachedRepository) -> None:
     """Rewrite snapshots that quote deleted ancestors."""
-    misquoted = (await fetch_history(uncached)).misquoted
+    misquoted = (await fetch_written_history(uncached)).misquoted
     if misquoted:
         await context.ledger.change_parents(HistoryChange(frozenset(), misquoted))
 
@@ -547,11 +587,14 @@ async def _fetch_existing(uncached: UncachedRepository) -> Container[ObjectId] |
 
 
 def _walk(
-    uncached: UncachedRepository, start: ObjectId, existing: Container[ObjectId] | None
+    uncached: UncachedRepository,
+    start: ObjectId,
+    existing: Container[ObjectId] | None,
+    parents: Mapping[ObjectId, ObjectId],
 ) -> AsyncIterator[SnapshotInfo]:
-    if existing is None:
+    if not uncached.format.capabilities.history_in_snapshot:
         return uncached.ledger.ancestry(start)
-    return walk_history(uncached.metadata_files, start, existing)
+    return walk_shown_history(uncached.metadata_files, start, parents, existing)
 
 
 def _with_parent(info: SnapshotInfo, parent_id: ObjectId) -> SnapshotInfo:

@@ -101,10 +101,11 @@ async def mark(
     existing: frozenset[ObjectId],
     known: Known | None = None,
     limits: FetchLimits | None = None,
+    new_parents: Mapping[ObjectId, ObjectId] | None = None,
 ) -> Marked:
     """Find everything that must be kept, including chunk objects. See `mark_snapshots`."""
     known, limits = known or Known(), limits or FetchLimits()
-    marked = await mark_snapshots(uncached, young, existing, known, limits)
+    marked = await mark_snapshots(uncached, young, existing, known, limits, new_parents)
     manifests = await _mark_manifests(uncached, marked, known, limits)
     many = sum(len(facts.objects) for facts in manifests.values()) > _MANY_OBJECTS
     chunks = await asyncio.to_thread(live_keys, manifests) if many else live_keys(manifests)
@@ -117,12 +118,14 @@ async def mark_snapshots(
     existing: frozenset[ObjectId],
     known: Known | None = None,
     limits: FetchLimits | None = None,
+    new_parents: Mapping[ObjectId, ObjectId] | None = None,
 ) -> Marked:
     """Find everything that must be kept, except chunk objects. Manifests are not read.
 
     `young` are snapshots whose files are too young to be deleted. They are kept with everything that they refer to, for
     commits in progress and snapshots without a branch. `existing` are all snapshot files. Raises if a reachable
-    snapshot cannot be read.
+    snapshot cannot be read. `new_parents` are expiries that a collection writes to the files before it marks. They are
+    for plans that nobody carries out.
     """
     refs = await fetch_all_refs(uncached.ledger)
     if MAIN not in refs.branches:
@@ -133,7 +136,7 @@ async def mark_snapshots(
         )
     listed = await uncached.ledger.fetch_listed()
     parents = None if listed is None else {key: info.parent_id for key, info in listed.items()}
-    marker = _SnapshotMarker(uncached, known or Known(), parents, limits or FetchLimits())
+    marker = _SnapshotMarker(uncached, known or Known(), parents, limits or FetchLimits(), new_parents or {})
     await marker.follow(refs.targets(), must_exist=True)
     reachable = {each for fact in marker.found.values() for each in fact.manifests}
     quoted = {each for facts in marker.found.values() for each in facts.quoted}
@@ -170,8 +173,10 @@ class _SnapshotMarker:
         known: Known,
         parents: Mapping[ObjectId, ObjectId | None] | None,
         limits: FetchLimits,
+        new_parents: Mapping[ObjectId, ObjectId],
     ) -> None:
         self.uncached = uncached
+        self.new_parents = new_parents
         self.known = known
         self.parents = parents
         self.limits = limits
@@ -202,6 +207,8 @@ class _SnapshotMarker:
         """Add a snapshot. Returns its parent, if it has one. A parent that the repository lists takes precedence."""
         if self.parents is not None:
             facts = replace(facts, parent_id=self.parents.get(facts.id))
+        if self.new_parents:
+            facts = _without_expired(facts, self.new_parents)
         self.found[facts.id] = facts
         return set() if facts.parent_id is None else {facts.parent_id}
 
@@ -231,6 +238,16 @@ class _SnapshotMarker:
         self.infos.update(snapshot.manifests)
         # In some early repositories, the id of the first snapshot is not that of its file. The file is kept.
         return replace(snapshot_facts(snapshot), id=snapshot_id)
+
+
+def _without_expired(facts: SnapshotFacts, new_parents: Mapping[ObjectId, ObjectId]) -> SnapshotFacts:
+    """The facts of a snapshot after its new parent, and those of the ancestors that it quotes, are in its file."""
+    quoted, parent = [], new_parents.get(facts.id)
+    for each in facts.quoted:
+        if parent is None or each == parent:
+            quoted.append(each)
+            parent = new_parents.get(each)
+    return replace(facts, parent_id=new_parents.get(facts.id, facts.parent_id), quoted=tuple(quoted))
 
 
 async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> bool:

@@ -303,7 +303,7 @@ async def find_merge_base(context: RepositoryContext, source: ObjectId, target: 
 
 async def fetch_parent(context: RepositoryContext, snapshot_id: ObjectId) -> ObjectId:
     """The parent of a snapshot that has one."""
-    parent = (await context.ledger.fetch_info(snapshot_id)).parent_id
+    parent = (await context.ledger.fetch_shown_info(snapshot_id)).parent_id
     if parent is None:
         raise InvalidInputError(f"snapshot {snapshot_id} is the first one. It has no changes to apply")
     return parent
@@ -366,7 +366,7 @@ async def plan_squash(context: RepositoryContext, branch: str, onto: ObjectId) -
         tip = (await context.ledger.fetch_tip(branch)).snapshot_id
         commits: list[ObjectId] = []
         try:
-            async for info in context.ledger.ancestry(tip):
+            async for info in context.ledger.shown_history(tip):
                 if info.id == onto:
                     return SquashPlan(branch, tip, onto, tuple(commits))
                 commits.append(info.id)
@@ -409,7 +409,7 @@ async def _squash(context: RepositoryContext, plan: SquashPlan, message: str, me
         raise ConflictError(expected_parent=plan.tip, actual_parent=tip.snapshot_id)
     newest = await context.metadata_files.fetch_snapshot(plan.tip)
     parent = await context.metadata_files.fetch_snapshot(plan.onto, anew=True)
-    commits = [await context.metadata_files.fetch_snapshot(each) for each in reversed(plan.commits)]
+    commits = [await context.metadata_files.fetch_snapshot(each) for each in await _list_written(context, plan)]
     logs = [await fetch_log(context, new, old) for old, new in zip([parent, *commits], commits, strict=False)]
     snapshot = _squashed(context, newest, parent, message, metadata)
     await context.metadata_files.write_snapshot(snapshot)
@@ -419,6 +419,20 @@ async def _squash(context: RepositoryContext, plan: SquashPlan, message: str, me
     await context.ledger.record_detached(snapshot)
     await context.ledger.replace_tip(plan.branch, tip, snapshot.id)
     return snapshot.id
+
+
+async def _list_written(context: RepositoryContext, plan: SquashPlan) -> list[ObjectId]:
+    """The commits of a plan, oldest first, with those in between whose expiry is only recorded. All have logs."""
+    if not context.ledger.records_expiries:
+        return list(reversed(plan.commits))
+    found: list[ObjectId] = []
+    async for info in context.ledger.ancestry(plan.tip):
+        if info.id == plan.onto:
+            return found[::-1]
+        found.append(info.id)
+    raise SnapshotNotFoundError(
+        f"snapshot {plan.onto} is no longer in the history of branch {plan.branch!r}", snapshot_id=plan.onto
+    )
 
 
 def _squashed(

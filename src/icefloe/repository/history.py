@@ -83,7 +83,8 @@ async def fetch_refs(context: RepositoryContext) -> list[Ref]:
 
 async def newest_commits(context: RepositoryContext, starts: list[ObjectId], limit: int | None) -> list[SnapshotInfo]:
     """Return the newest commits of several histories, each once. A walk ends where another one has been."""
-    walks = [context.ledger.ancestry(start) for start in starts]
+    new_parents = await context.ledger.fetch_new_parents()
+    walks = [context.ledger.shown_history(start, new_parents) for start in starts]
     heads: list[tuple[float, int, SnapshotInfo]] = []
     await asyncio.gather(*(_advance(heads, index, walk) for index, walk in enumerate(walks)))
     found: dict[ObjectId, SnapshotInfo] = {}
@@ -350,7 +351,7 @@ class HistoryMixin:
         'Repository initialized'
         """
         # The ledger has the parent, which not every generation stores in the file. The file has the manifests.
-        known = await self._context.ledger.fetch_info(snapshot_id)
+        known = await self._context.ledger.fetch_shown_info(snapshot_id)
         own = await self._context.metadata_files.fetch_snapshot(snapshot_id)
         return replace(known, manifests=own.info.manifests)
 

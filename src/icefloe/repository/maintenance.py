@@ -280,9 +280,8 @@ class MaintenanceMixin:
         )
         with inventory.reporting_to(progress):
             if dry_run:
-                return (
-                    await collection.plan_collection_of(inventory.open_uncached(self._context), request)
-                ).plan.summary()
+                plan = await collection.preview_collection(inventory.open_uncached(self._context), request)
+                return plan.summary()
             return await collection.collect(self._context, request)
 
     garbage_collect = blocking(garbage_collect_async)
@@ -329,7 +328,7 @@ class MaintenanceMixin:
             delete_object_older_than, created_after, ignore_running=True, incremental=incremental
         )
         with inventory.reporting_to(progress):
-            return (await collection.plan_collection_of(inventory.open_uncached(self._context), request)).plan
+            return await collection.preview_collection(inventory.open_uncached(self._context), request)
 
     plan_garbage_collection = blocking(plan_garbage_collection_async)
 

@@ -364,7 +364,7 @@ class MergingMixin:
     ) -> MergeRequest:
         """The request that applies the changes of one commit to a branch, or undoes them."""
         parent_id = await merging.fetch_parent(self._context, snapshot_id)
-        commit = await self._context.ledger.fetch_info(snapshot_id)
+        commit = await self._context.ledger.fetch_shown_info(snapshot_id)
         if reverts:
             parent = await self._context.ledger.fetch_info(parent_id)
             sources = reverted_sources(parent.metadata, commit.metadata)

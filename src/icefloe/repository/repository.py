@@ -36,7 +36,7 @@ from icefloe.repository.history import (
 from icefloe.repository.maintenance import MaintenanceMixin
 from icefloe.repository.merging import MergingMixin
 from icefloe.session import open_repository as opening
-from icefloe.session.ancestry import RefChoice, resolve, snapshot_as_of
+from icefloe.session.ancestry import RefChoice, resolve, resolve_as_of
 from icefloe.session.open_repository import RepositoryContext, register_writer
 from icefloe.session.rebase import ConflictSolver
 from icefloe.session.session import Session, SessionMode
@@ -607,9 +607,10 @@ class Repository(
             raise InvalidInputError("as_of needs a branch. A tag or a snapshot id selects one snapshot already")
         if choice.branch is not None:
             opening.prefetch_tip(self._context, choice.branch)
-        found = await resolve(self._context, choice)
-        if as_of is not None:
-            found = await snapshot_as_of(self._context, found, as_of)
+        if as_of is None:
+            found = await resolve(self._context, choice)
+        else:
+            found = await resolve_as_of(self._context, choice, as_of)
         base = await self._context.metadata_files.fetch_snapshot(found)
         opening.preload(self._context, base)
         return self._session_class(self._context, base)

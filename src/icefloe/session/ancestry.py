@@ -17,7 +17,7 @@ import numpy.typing as npt
 from icefloe.chunks.reader import ChunkLookup
 from icefloe.errors import ConflictError, FormatError, InvalidInputError, ObjectNotFoundError, SnapshotNotFoundError
 from icefloe.ids import NodeId, ObjectId
-from icefloe.ledger.ledger import Tip
+from icefloe.ledger.ledger import MAIN, Tip
 from icefloe.manifests.cells import Boxes, box_array, in_boxes, intersect, join_boxes, to_extents
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
@@ -449,15 +449,26 @@ async def resolve(context: RepositoryContext, choice: RefChoice) -> ObjectId:
 
 async def ancestry(context: RepositoryContext, choice: RefChoice) -> AsyncIterator[SnapshotInfo]:
     """A snapshot and its ancestors, newest first."""
-    async for info in context.ledger.ancestry(await resolve(context, choice)):
+    start, new_parents = await _resolve_history(context, choice)
+    async for info in context.ledger.shown_history(start, new_parents):
         yield info
 
 
-async def snapshot_as_of(context: RepositoryContext, snapshot_id: ObjectId, time: dt.datetime) -> ObjectId:
-    """The newest ancestor that was written at or before a time."""
+async def _resolve_history(
+    context: RepositoryContext, choice: RefChoice
+) -> tuple[ObjectId, Mapping[ObjectId, ObjectId] | None]:
+    """The snapshot that a choice names, and the recorded new parents if they were read with it."""
+    if choice.branch != MAIN:
+        return await resolve(context, choice), None
+    tip = await context.ledger.fetch_tip(MAIN)
+    return tip.snapshot_id, tip.new_parents
+
+
+async def resolve_as_of(context: RepositoryContext, choice: RefChoice, time: dt.datetime) -> ObjectId:
+    """The newest snapshot in the history of a choice that was written at or before a time."""
     moment = check_zone(time, "as_of")
     oldest = None
-    async for info in context.ledger.ancestry(snapshot_id):
+    async for info in ancestry(context, choice):
         if info.written_at <= moment:
             return info.id
         oldest = info
@@ -514,6 +525,21 @@ async def fetch_log(
     if not logs:
         return await compare_snapshots(parent, snapshot, context.metadata_files, wanted=wanted)
     return await join_logs(logs, parent, snapshot, context.metadata_files, wanted)
+
+
+async def fetch_shown_log(context: RepositoryContext, snapshot: Snapshot, parent_id: ObjectId | None) -> TransactionLog:
+    """What a snapshot changed against its parent in `Ledger.shown_history`.
+
+    If that is not the parent in its file, its log contains the changes of its own commit only.
+    """
+    if parent_id is None or snapshot.parent_id == parent_id or not context.ledger.records_expiries:
+        return await fetch_log(context, snapshot)
+    parent = await context.metadata_files.fetch_snapshot(parent_id)
+    between = await _snapshots_between(context, parent_id, snapshot.id)
+    if between is None:
+        return await compare_snapshots(parent, snapshot, context.metadata_files)
+    logs = [await fetch_log(context, await context.metadata_files.fetch_snapshot(each)) for each in between]
+    return fit_log(await join_logs(logs, parent, snapshot, context.metadata_files), parent, snapshot)
 
 
 async def diff_between(context: RepositoryContext, old: ObjectId, new: ObjectId) -> Diff:

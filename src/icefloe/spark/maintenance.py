@@ -42,6 +42,7 @@ from icefloe.maintenance.collect import (
 )
 from icefloe.maintenance.compact import CompactionPlan, CompactRequest, CompactSummary, plan_compaction
 from icefloe.maintenance.compact import compact as apply_compaction
+from icefloe.maintenance.expire import write_new_parents
 from icefloe.maintenance.inventory import (
     Listed,
     UncachedRepository,
@@ -229,6 +230,8 @@ def collect_garbage(
         raise ReadOnlyError(f"{uncached.storage.url} is read-only, so garbage cannot be collected")
     request = CollectionRequest(delete_object_older_than, created_after)
     run_blocking(check_not_converting(uncached.storage, CONVERSION))
+    if not dry_run:
+        run_blocking(write_new_parents(context))
     decided = run_blocking(fetch_cutoff(uncached.storage, request.older_than))
     check_running(uncached, decided, request)
     cutoff = decided.time
@@ -267,7 +270,8 @@ def _judge(work: _Work, *, dry_run: bool) -> GCSummary:
     uncached, files = work.uncached, work.listings["snapshots"]
     side_objects = run_blocking(list_side_objects(uncached.storage))
     young = frozenset(files.take(files.modified >= work.ages.before).texts())
-    marked = run_blocking(mark_snapshots(uncached, young, frozenset(files.texts())))
+    new_parents = run_blocking(uncached.ledger.fetch_new_parents()) if dry_run else None
+    marked = run_blocking(mark_snapshots(uncached, young, frozenset(files.texts()), new_parents=new_parents))
     plan = plan_collection(work.listings, marked, work.ages, work.cutoff, side_objects)
     live = _live_on_spark(work.spark, work.context, sorted(marked.manifests), marked.unreferenced)
     parts = 2 * parallelism(work.spark) + work.count // _ROWS_PER_PART

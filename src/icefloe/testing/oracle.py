@@ -572,11 +572,24 @@ class Oracle:
             at = self.parents.get(at)
         return found
 
+    async def _read_histories(self, repo: Repository) -> dict[str, list[tuple[ObjectId, ObjectId | None]]]:
+        """The snapshots of each branch and tag, with their parents, newest first."""
+        found = {}
+        for name in sorted(self.tips):
+            found[f"branch {name}"] = [(info.id, info.parent_id) async for info in repo.async_ancestry(branch=name)]
+        for name in sorted(self.tags):
+            found[f"tag {name}"] = [(info.id, info.parent_id) async for info in repo.async_ancestry(tag=name)]
+        return found
+
     async def _check_maintenance(self, repo: Repository) -> None:
         """Expire, collect, convert: what the repository must still be able to do."""
         await repo.expire_snapshots_async(dt.timedelta(0))
+        shown = await self._read_histories(repo)
         await repo.garbage_collect_async(dt.timedelta(0), ignore_running_sessions=True)
         fresh = await Repository.open_async(SimulatedStorage(self.store, "oracle"))
+        for ref, history in (await self._read_histories(fresh)).items():
+            if history != shown[ref]:
+                self.report("a collection changes no history", f"{ref}: {shown[ref]} became {history}")
         for branch, tip in self.tips.items():
             found = await read_content(await fresh.readonly_session_async(branch))
             if text := describe_difference(self.contents[tip], found):

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from icefloe.blocking import current_time, run_blocking
 from icefloe.errors import IcefloeError, InvalidInputError, UnsupportedError
 from icefloe.maintenance.collect import KINDS as OBJECT_KINDS
-from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, plan_collection_of
+from icefloe.maintenance.collect import CollectionPlan, CollectionRequest, preview_collection
 from icefloe.maintenance.inventory import UncachedRepository, open_uncached
 from icefloe.manifests.chunk_columns import diff_tables
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, empty_table, rows_inside
 from icefloe.model.snapshot import ArrayNode, Extents
-from icefloe.session.ancestry import fetch_log
+from icefloe.session.ancestry import fetch_shown_log
 from icefloe.session.session import Session
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WrappedStorage
@@ -268,7 +268,7 @@ def _origins(
         if not any(each.id == node.id for each in base.nodes.values()):
             break
         try:
-            log = run_blocking(fetch_log(viewed.context, base))
+            log = run_blocking(fetch_shown_log(viewed.context, base, info.parent_id))
         except IcefloeError:
             break
         mine = np.zeros(len(open_rows), dtype=np.bool_)
@@ -357,7 +357,7 @@ def maintenance(viewed: ViewedRepository, keep_days: float, grace_days: float) -
     expiry = viewed.repository.plan_expiry(older_than=dt.timedelta(days=keep_days))
     cutoff = current_time() - dt.timedelta(days=grace_days)
     request = CollectionRequest(cutoff, None, ignore_running=True)
-    plan = run_blocking(plan_collection_of(_read_only(open_uncached(viewed.context)), request)).plan
+    plan = run_blocking(preview_collection(_read_only(open_uncached(viewed.context)), request))
     return {
         "expiry": {
             "older_than_days": keep_days,

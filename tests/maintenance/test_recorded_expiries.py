@@ -1,0 +1,287 @@
+"""An expiry that is only recorded shows the same history as one that is written to files, until it is collected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.maintenance.histories import Past, count, make_past, messages, now
+from tests.maintenance.test_expire import Recording
+
+import icefloe
+from icefloe.blocking import run_blocking
+from icefloe.conversion.convert import convert
+from icefloe.ledger.recover import recover
+from icefloe.ledger.repository_refs import DOTTED, parse_sequence
+from icefloe.maintenance import expire
+from icefloe.maintenance.expire import write_new_parents
+
+Step = tuple[str, int, int]
+BRANCHES = ("main", "dev", "rel")
+
+
+@dataclass(slots=True)
+class Side:
+    """A repository, and the snapshots of its commits by message."""
+
+    is_written: bool
+    """Whether every expiry is written to the files at once."""
+    repo: icefloe.Repository = field(default_factory=lambda: icefloe.Repository.create(icefloe.in_memory_storage()))
+    ids: dict[str, str] = field(default_factory=dict)
+
+    def run(self, number: int, step: Step) -> object:
+        """Carry out a step. Returns what the caller sees of it, without ids."""
+        verb, which, value = step
+        branches = sorted(self.repo.list_branches())
+        branch = branches[which % len(branches)]
+        shown = sorted(self.shown(), key=lambda message: list(self.ids).index(message))
+        target = shown[value % len(shown)]
+        try:
+            if verb in ("commit", "amend"):
+                self._commit(f"{verb} {number}", branch, value, amends=verb == "amend")
+            elif verb == "tag":
+                self.repo.create_tag(f"tag {number}", self.ids[target])
+            elif verb == "branch":
+                self.repo.create_branch(BRANCHES[which % 3], self.ids[target])
+            elif verb == "reset":
+                self.repo.reset_branch(branch, self.ids[target])
+            elif verb == "delete":
+                self.repo.delete_branch(branch)
+            elif verb == "name":
+                return self._expired(lambda: self.repo.expire_snapshots(snapshots=[self.ids[target]]))
+            else:
+                delete = verb == "expire branches"
+                keep = 1 + value % 3
+                return self._expired(
+                    lambda: self.repo.expire_snapshots(retain_last=keep, delete_expired_branches=delete)
+                )
+        except icefloe.IcefloeError as error:
+            return type(error).__name__
+        return None
+
+    def _expired(self, call: Callable[[], set[str]]) -> set[str]:
+        found = call()
+        if self.is_written:
+            run_blocking(write_new_parents(self.repo.context))
+        return {message for message, key in self.ids.items() if key in found}
+
+    def _commit(self, message: str, branch: str, value: int, *, amends: bool) -> None:
+        session = self.repo.writable_session(branch)
+        group = zarr.open_group(session.store, mode="a")
+        if "a" not in group:
+            group.create_array("a", shape=(4,), chunks=(1,), dtype="i8")
+        zarr.open_array(session.store, path="a", mode="r+")[value % 4] = 1 + len(self.ids)
+        if value % 5 == 0:
+            group.require_group(f"g{value}")
+        self.ids[message] = session.amend(message) if amends else session.commit(message)
+
+    def start(self) -> None:
+        self.ids["Repository initialized"] = self.repo.lookup_branch("main")
+        for number in range(3):
+            self._commit(f"start {number}", "main", number, amends=False)
+
+    def histories(self, repo: icefloe.Repository | None = None) -> dict[str, list[tuple[str, str | None]]]:
+        """What every ref shows: messages, each with that of the parent."""
+        repo = repo or self.repo
+        names = {key: message for message, key in self.ids.items()}
+        found = {}
+        for kind, listed in (("branch", repo.list_branches()), ("tag", repo.list_tags())):
+            for name in sorted(listed):
+                infos = list(repo.ancestry(**{kind: name}))
+                found[f"{kind} {name}"] = [(info.message, names.get(info.parent_id or "")) for info in infos]
+        return found
+
+    def shown(self) -> set[str]:
+        return {message for history in self.histories().values() for message, _ in history}
+
+    def diffs(self) -> dict[str, tuple[Any, ...]]:
+        """What changed from each shown snapshot of `main` to the tip."""
+        infos = list(self.repo.ancestry(branch="main"))
+        found = {}
+        for info in infos[1:]:
+            diff = self.repo.diff(from_snapshot_id=info.id, to_branch="main")
+            coords = {path: sorted(map(tuple, rows)) for path, rows in diff.updated_chunks.items()}
+            found[info.message] = (diff.new_groups, diff.new_arrays, diff.deleted_groups, diff.updated_arrays, coords)
+        return found
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [*["commit"] * 4, *["expire"] * 3, "amend", "tag", "branch", "reset", "delete", "name", "expire branches"]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 30),
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+@pytest.mark.long
+@settings(deadline=None)
+@given(STEPS)
+def test_history_is_the_same_whether_expiries_are_recorded_or_written(steps: list[Step]) -> None:
+    recorded, written = Side(False), Side(True)
+    recorded.start()
+    written.start()
+    for number, step in enumerate(steps):
+        assert recorded.run(number, step) == written.run(number, step), step
+        assert recorded.histories() == written.histories(), step
+    assert recorded.diffs() == written.diffs()
+    for side in (recorded, written):
+        before = side.histories()
+        preview = side.repo.plan_garbage_collection(now()).summary()
+        assert side.repo.garbage_collect(now(), ignore_running_sessions=True) == preview
+        assert side.histories() == before
+        assert side.histories(icefloe.Repository.open(side.repo.storage)) == before
+        assert run_blocking(side.repo.context.ledger.fetch_new_parents()) == {}
+        assert side.repo.verify().is_clean
+    assert count(recorded.repo) == count(written.repo)
+    assert recorded.diffs() == written.diffs()
+
+
+def test_an_expiry_writes_one_file_of_main() -> None:
+    storage = Recording(icefloe.in_memory_storage())
+    past = make_past(storage, "repository")
+    past.repo.create_branch("dev", past.repo.lookup_branch("main"))
+    past.commit("dev", seed=9)
+    storage.written.clear()
+    assert len(past.repo.expire_snapshots(retain_last=1)) == 5
+    assert [key.rpartition("/")[0] for key in storage.written] == ["refs/branch.main"]
+    assert past.repo.expire_snapshots(retain_last=1) == set()
+    assert len(storage.written) == 1
+    past.check()
+
+
+def test_every_later_file_of_main_repeats_the_record_until_garbage_is_collected() -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    repo.expire_snapshots(retain_last=2)
+    shown = messages(repo)
+    session = repo.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group("more")
+    session.commit("more")
+    tip = repo.lookup_branch("main")
+    repo.reset_branch("main", next(info.id for info in repo.ancestry(branch="main") if info.message == shown[1]))
+    repo.reset_branch("main", tip)
+    assert messages(icefloe.Repository.open(repo.storage)) == ["more", *shown]
+    repo.garbage_collect(now(), ignore_running_sessions=True)
+    assert run_blocking(icefloe.Repository.open(repo.storage).context.ledger.fetch_new_parents()) == {}
+    assert messages(icefloe.Repository.open(repo.storage)) == ["more", *shown]
+    past.check()
+
+
+@pytest.mark.parametrize("branch", ["main", "dev"])
+def test_an_amended_snapshot_keeps_its_new_parent(branch: str) -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    if branch != "main":
+        repo.create_branch(branch, repo.lookup_branch("main"))
+        past.commit("main", seed=8)
+    repo.expire_snapshots(retain_last=1)
+    for number in range(3):
+        session = repo.writable_session(branch)
+        zarr.open_group(session.store, mode="a").create_group(f"g{number}")
+        session.amend(f"amended {number}")
+        assert messages(icefloe.Repository.open(repo.storage), branch) == [
+            f"amended {number}",
+            "Repository initialized",
+        ]
+    repo.garbage_collect(now(), ignore_running_sessions=True)
+    assert messages(icefloe.Repository.open(repo.storage), branch) == ["amended 2", "Repository initialized"]
+    assert repo.verify().is_clean
+
+
+def test_many_new_parents_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expire, "MOST_NEW_PARENTS", 2)
+    past = make_past(icefloe.in_memory_storage(), "repository", commits=9)
+    repo = past.repo
+    ids = [info.id for info in repo.ancestry(branch="main")]
+    repo.expire_snapshots(snapshots=[ids[1]])
+    assert len(run_blocking(repo.context.ledger.fetch_new_parents())) == 1
+    repo.expire_snapshots(snapshots=[ids[3], ids[5], ids[7]])
+    assert run_blocking(repo.context.ledger.fetch_new_parents()) == {}
+    assert [info.id for info in icefloe.Repository.open(repo.storage).ancestry(branch="main")] == [*ids[:9:2], ids[9]]
+    past.check()
+    assert repo.verify().is_clean
+
+
+def test_an_expired_snapshot_can_be_read_and_a_branch_can_be_reset_to_it() -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    ids = [info.id for info in repo.ancestry(branch="main")]
+    repo.expire_snapshots(retain_last=1)
+    past.check_snapshot(repo, ids[2])
+    repo.create_branch("saved", ids[2])
+    repo.garbage_collect(now(), ignore_running_sessions=True)
+    assert [info.id for info in repo.ancestry(branch="saved")] == ids[2:]
+    assert [info.id for info in repo.ancestry(branch="main")] == [ids[0], ids[-1]]
+    past.check()
+
+
+def test_a_history_longer_than_a_file_quotes_skips_what_expired() -> None:
+    past = Past(icefloe.Repository.create(icefloe.in_memory_storage()))
+    for number in range(90):
+        past.commit(seed=number, size=4)
+    ids = [info.id for info in past.repo.ancestry(branch="main")]
+    past.repo.create_tag("kept", ids[70])
+    past.repo.expire_snapshots(retain_last=2)
+    kept = [ids[0], ids[1], ids[70], ids[71], ids[-1]]
+    assert [info.id for info in icefloe.Repository.open(past.repo.storage).ancestry(branch="main")] == kept
+    past.repo.garbage_collect(now())
+    assert [info.id for info in icefloe.Repository.open(past.repo.storage).ancestry(branch="main")] == kept
+    past.check()
+
+
+@pytest.mark.parametrize("generation", ["store", "icechunk2"])
+def test_a_conversion_takes_over_what_history_shows(generation: str) -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo, tip = past.repo, past.repo.lookup_branch("main")
+    root = list(repo.ancestry(branch="main"))[-1].id
+    expected = repo.diff(from_snapshot_id=root, to_snapshot_id=tip)
+    repo.expire_snapshots(retain_last=1)
+    done = convert(repo, icefloe.in_memory_storage(), icefloe.SpecVersion(generation)).repository
+    assert done is not None
+    assert messages(done) == messages(repo) == ["c 5 on main", "Repository initialized"]
+    found = done.diff(from_snapshot_id=list(done.ancestry(branch="main"))[-1].id, to_branch="main")
+    assert found.new_arrays == expected.new_arrays
+    assert {path: sorted(map(tuple, rows)) for path, rows in found.updated_chunks.items()} == {
+        path: sorted(map(tuple, rows)) for path, rows in expected.updated_chunks.items()
+    }
+    assert done.verify().is_clean
+
+
+def test_a_repaired_main_still_has_its_record(tmp_path: Path) -> None:
+    repo = make_past(icefloe.local_filesystem_storage(str(tmp_path)), "repository").repo
+    repo.expire_snapshots(retain_last=1)
+    newest = parse_sequence(min(path.name for path in (tmp_path / "refs" / "branch.main").iterdir()))
+    assert newest is not None
+    (tmp_path / DOTTED.branch_key("main", newest[0] + 1)).write_bytes(b"not a ref")
+    run_blocking(recover(repo.storage))
+    assert messages(icefloe.Repository.open(repo.storage)) == ["c 5 on main", "Repository initialized"]
+
+
+@pytest.mark.parametrize("bad", [["x"], {"x": "y"}, {"0" * 20: 7}, "text"], ids=str)
+def test_a_record_that_cannot_be_read_is_an_error_of_the_format(bad: object) -> None:
+    repo = make_past(icefloe.in_memory_storage(), "repository", commits=1).repo
+    text = json.dumps({"snapshot": repo.lookup_branch("main"), "new_parents": bad})
+    run_blocking(repo.storage.create(DOTTED.branch_key("main", 2), text.encode()))
+    with pytest.raises(icefloe.FormatError, match="not a ref file"):
+        icefloe.Repository.open(repo.storage).lookup_branch("main")
+
+
+def test_a_record_that_leads_in_a_circle_is_an_error_of_the_format() -> None:
+    repo = make_past(icefloe.in_memory_storage(), "repository", commits=3).repo
+    ids = [info.id for info in repo.ancestry(branch="main")]
+    text = json.dumps({"snapshot": ids[0], "new_parents": {ids[0]: ids[2], ids[2]: ids[0]}})
+    run_blocking(repo.storage.create(DOTTED.branch_key("main", 4), text.encode()))
+    with pytest.raises(icefloe.FormatError, match="twice"):
+        list(icefloe.Repository.open(repo.storage).ancestry(branch="main"))
