@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.maintenance.histories import Past, count, make_past, messages, now
-from tests.maintenance.test_expire import Recording
+from tests.maintenance.test_expire import Overtaken, Recording
 
 import icefloe
 from icefloe.blocking import run_blocking
@@ -22,6 +22,9 @@ from icefloe.ledger.recover import recover
 from icefloe.ledger.repository_refs import DOTTED, parse_sequence
 from icefloe.maintenance import expire
 from icefloe.maintenance.expire import write_new_parents
+from icefloe.maintenance.inventory import fetch_history, open_uncached
+from icefloe.storage.contract import Storage
+from icefloe.storage.wrappers import Operation
 
 Step = tuple[str, int, int]
 BRANCHES = ("main", "dev", "rel")
@@ -276,6 +279,73 @@ def test_a_record_that_cannot_be_read_is_an_error_of_the_format(bad: object) -> 
     run_blocking(repo.storage.create(DOTTED.branch_key("main", 2), text.encode()))
     with pytest.raises(icefloe.FormatError, match="not a ref file"):
         icefloe.Repository.open(repo.storage).lookup_branch("main")
+
+
+def test_an_expiry_that_was_planned_before_another_one_was_written_is_not_recorded() -> None:
+    repo = make_past(icefloe.in_memory_storage(), "repository").repo
+    ids = [info.id for info in repo.ancestry(branch="main")]
+    uncached = open_uncached(repo.context)
+    planned = run_blocking(fetch_history(uncached))
+    assert planned.main is not None
+    other = icefloe.Repository.open(repo.storage)
+    other.expire_snapshots(snapshots=ids[1:3])
+    other.garbage_collect(now())
+    # The record is empty again, but a snapshot of the plan no longer exists.
+    assert run_blocking(other.context.ledger.fetch_new_parents()) == planned.new_parents == {}
+    assert not run_blocking(uncached.ledger.record_new_parents(planned.main, {ids[0]: ids[2]}))
+    assert [info.id for info in repo.ancestry(branch="main")] == [ids[0], *ids[3:]]
+
+
+def test_commits_since_the_plan_do_not_hinder_an_expiry() -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    ids = [info.id for info in past.repo.ancestry(branch="main")]
+    uncached = open_uncached(past.repo.context)
+    planned = run_blocking(fetch_history(uncached))
+    assert planned.main is not None
+    newest = [past.commit(seed=seed) for seed in (7, 8, 9)]
+    assert run_blocking(uncached.ledger.record_new_parents(planned.main, {ids[0]: ids[3]}))
+    assert [info.id for info in past.repo.ancestry(branch="main")] == [*newest[::-1], ids[0], *ids[3:]]
+
+
+def test_a_branch_that_is_amended_or_moved_during_an_expiry_shows_nothing_expired() -> None:
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    repo.create_branch("dev", repo.lookup_branch("main"))
+    past.commit("main", seed=8)
+
+    async def amend() -> None:
+        session = await repo.writable_session_async("dev")
+        await zarr.api.asynchronous.create_group(store=session.store, path="amended")
+        await session.amend_async("amended")
+
+    overtaken = BeforeRecord(repo.storage, [amend])
+    icefloe.Repository.open(overtaken).expire_snapshots(retain_last=1)
+    assert not overtaken.before
+    assert messages(icefloe.Repository.open(repo.storage), "dev") == ["amended", "Repository initialized"]
+
+
+class BeforeRecord(Overtaken):
+    """Does something just before the first file of `main` that records an expiry."""
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return BeforeRecord(inner, self.before)
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        if operation.method == "create" and self.before:
+            await self.before.pop()()
+        return await call()
+
+
+def test_a_new_parent_that_does_not_exist_hides_nothing() -> None:
+    repo = make_past(icefloe.in_memory_storage(), "repository", commits=3).repo
+    ids = [info.id for info in repo.ancestry(branch="main")]
+    text = json.dumps({"snapshot": ids[0], "new_parents": {ids[1]: "0" * 20}})
+    run_blocking(repo.storage.create(DOTTED.branch_key("main", 4), text.encode()))
+    other = icefloe.Repository.open(repo.storage)
+    assert [info.id for info in other.ancestry(branch="main")] == ids
+    other.garbage_collect(now())
+    assert [info.id for info in other.ancestry(branch="main")] == ids
+    assert run_blocking(other.context.ledger.fetch_new_parents()) == {}
 
 
 def test_a_record_that_leads_in_a_circle_is_an_error_of_the_format() -> None:
