@@ -21,8 +21,10 @@ from icefloe.errors import (
 )
 from icefloe.formats.format import Format, OpenManifest
 from icefloe.ids import NodeId, ObjectId, is_object_id
+from icefloe.manifests.list_plan import plan_lists
 from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.config import CHUNK_REF_BYTES, SNAPSHOT_NODE_BYTES
+from icefloe.model.manifest_lists import ListContent, ListsNotLoadedError, ManifestList, lists_of, missing_lists
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
 from icefloe.storage.contract import SourceStorage, Storage
 
@@ -174,6 +176,7 @@ _OFFLOAD_BYTES = 1 << 18
 """Bodies above this are decoded in a thread, so that the event loop stays free."""
 _OFFLOAD_REFS = 5000
 """Manifests above this many references are encoded in a thread."""
+_LISTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,7 @@ class CacheLimits:
     manifests: int = 1 << 30
     transaction_logs: int = 64 << 20
     attributes: int = 64 << 20
+    manifest_lists: int = 64 << 20
     warns_if_small: bool = True
     """Whether to say that a cache cannot keep one file. Maintenance keeps none on purpose."""
 
@@ -199,10 +203,20 @@ class MetadataFiles:
         self._manifests: ByteCache[_ManifestKey, Manifest | OpenManifest] = ByteCache(limits.manifests)
         self._logs: ByteCache[ObjectId, TransactionLog] = ByteCache(limits.transaction_logs)
         self._attributes: ByteCache[ObjectId, Sequence[bytes]] = ByteCache(limits.attributes)
+        self._lists: ByteCache[ObjectId, ListContent] = ByteCache(limits.manifest_lists)
         self._warned: set[str] = set() if limits.warns_if_small else {"snapshot", "manifest"}
 
     async def fetch_snapshot(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
+        """A snapshot by id, with its manifest lists loaded. See `fetch_snapshot_file`."""
+        snapshot = await self.fetch_snapshot_file(snapshot_id, anew=anew)
+        await self.load_lists(lists_of(snapshot))
+        return snapshot
+
+    async def fetch_snapshot_file(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
         """A snapshot by id; SnapshotNotFoundError when there is none.
+
+        Its manifest lists may not be loaded: the manifests of a large array are not needed to open it, or to find a
+        few of its chunks. Using them before `load_lists` is a ListsNotLoadedError.
 
         What a snapshot holds never changes, but expiry rewrites its parent and the history that it quotes in place.
         Pass `anew` to read the file again if a decision depends on these.
@@ -238,6 +252,47 @@ class MetadataFiles:
         if anew:
             return await self._snapshots.renew(snapshot_id, load)
         return await self._snapshots.get(snapshot_id, load, load_now)
+
+    async def load_lists(self, lists: Iterable[ManifestList]) -> None:
+        """Load manifest lists of a snapshot, so that their manifests can be used. FormatError if one is missing."""
+        missing = missing_lists(lists)
+        if not missing:
+            return
+        for each in missing:
+            found = self._lists.find(each.id)
+            if found is not None:
+                each.fill(found)
+        missing = missing_lists(missing)
+        for start in range(0, len(missing), _LISTS_AT_ONCE):
+            await asyncio.gather(*map(self._load_list, missing[start : start + _LISTS_AT_ONCE]))
+
+    async def with_lists(self, compute: Callable[[], T]) -> T:
+        """The result of a function. Manifest lists that it needs are loaded, and it is called again."""
+        while True:
+            try:
+                return compute()
+            except ListsNotLoadedError as error:
+                missing = error.lists
+            await self.load_lists(missing)
+
+    async def _load_list(self, each: ManifestList) -> None:
+        key, decode = self.format.manifest_list_key(each.id), self.format.decode_manifest_list
+        loads = self._loads(
+            key, "fetch_manifest_list", each.id, decode, lambda content, size_bytes: (content, 4 * size_bytes)
+        )
+        try:
+            each.fill(await self._lists.get(each.id, *loads))
+        except ObjectNotFoundError as error:
+            raise FormatError(
+                f"manifest list {each.id} of a snapshot is missing from {self.storage.url}. `icefloe verify` lists all "
+                "damage"
+            ) from error
+
+    async def write_list(self, made: ManifestList) -> None:
+        """Write a manifest list."""
+        data = self.format.encode_manifest_list(made.content)
+        await self._put(self.format.manifest_list_key(made.id), data, "manifest-list")
+        self._lists.put(made.id, made.content, 4 * len(data))
 
     def keep_snapshot(self, snapshot: Snapshot) -> None:
         """Keep a snapshot in the cache that another repository of this process wrote."""
@@ -346,7 +401,14 @@ class MetadataFiles:
         return rows[row]
 
     async def write_snapshot(self, snapshot: Snapshot) -> int:
-        """Write a snapshot file; returns its size."""
+        """Write a snapshot file; returns its size.
+
+        Manifest lists that it needs are written before it: a ref may point at the snapshot already.
+        """
+        if self.format.capabilities.manifest_lists:
+            listed = plan_lists(snapshot)
+            await asyncio.gather(*map(self.write_list, listed.new))
+            snapshot = listed.snapshot
         data = self.format.encode_snapshot(snapshot)
         size = await self._put(self.format.snapshot_key(snapshot.id), data, "snapshot")
         self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
@@ -458,6 +520,7 @@ class MetadataFiles:
             "manifests": self._manifests,
             "transaction_logs": self._logs,
             "attributes": self._attributes,
+            "manifest_lists": self._lists,
         }
         return {name: (cache.hits, cache.misses) for name, cache in caches.items()}
 
@@ -470,8 +533,14 @@ class MetadataFiles:
         self._logs.drop(snapshot_id)
 
 
+_LISTED_BYTES = 256
+"""Memory of a manifest in a list that is loaded."""
+
+
 def _snapshot_weight(snapshot: Snapshot, size_bytes: int) -> int:
-    return 4 * size_bytes + 400 * len(snapshot.nodes)
+    # The lists are kept with the snapshot once they are loaded.
+    listed = sum(map(len, lists_of(snapshot)))
+    return 4 * size_bytes + 400 * len(snapshot.nodes) + _LISTED_BYTES * listed
 
 
 async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icefloe.manifests import cells
+from icefloe.manifests import cells, few_edits
 from icefloe.manifests.cells import (
     ArrayEdits,
     Cutting,
@@ -24,10 +24,10 @@ from icefloe.manifests.cells import (
     join_boxes,
     list_items,
     overlapping_pairs,
-    plan_few_edits,
     plan_regions,
 )
 from icefloe.manifests.chunk_columns import table_from_columns
+from icefloe.manifests.few_edits import plan_few_edits
 from icefloe.manifests.manifest_plan import (
     ManifestPlan,
     Package,
@@ -51,6 +51,7 @@ from icefloe.model.manifest_config import (
     ManifestSet,
     ManifestSplittingConfig,
 )
+from icefloe.model.manifest_lists import ListContent, ListedRefs, ListsNotLoadedError, ListSummary, ManifestList
 from icefloe.model.snapshot import (
     ArrayNode,
     Extents,
@@ -364,6 +365,40 @@ def _described(regions: Regions) -> tuple[object, ...]:
     return regions, rows
 
 
+def check_plan_in_lists(
+    node: ArrayNode, change: ArrayEdits, infos: dict[str, ManifestFileInfo], cutting: Cutting
+) -> None:
+    """The plan is the same if the manifests are in lists. Only lists that the edits reach are loaded."""
+    ordered = sorted(node.manifests, key=lambda ref: ref.extents)
+    lists, unloaded = [], []
+    for start in range(0, len(ordered), 3):
+        part = ordered[start : start + 3]
+        boxes = cells.box_array([ref.extents for ref in part], len(node.grid))
+        numbers = np.zeros(len(part), dtype=np.int64)
+        content = ListContent(RefColumns([ref.manifest_id for ref in part], boxes), numbers, numbers)
+        lists.append(ManifestList(ListSummary.of(f"list {start}", content), content))
+        unloaded.append(ManifestList(lists[-1].summary))
+    expected = plan_few_edits(node.with_manifests(tuple(ordered)), change, infos, cutting)
+    assert expected is not None
+    stored = node.with_manifests(ListedRefs(unloaded))
+    contents = {each.id: each.content for each in lists}
+    while True:
+        try:
+            found = plan_few_edits(stored, change, infos, cutting)
+            break
+        except ListsNotLoadedError as error:
+            missing = error.lists
+        assert not any(each.is_loaded for each in missing)
+        for each in missing:
+            each.fill(contents[each.id])
+    assert found is not None
+    assert isinstance(found.kept, ListedRefs)
+    assert _described(dataclasses.replace(found, kept=expected.kept)) == _described(expected)
+    for each in unloaded:
+        each.fill(contents[each.id])
+    assert tuple(found.kept) == tuple(expected.kept)
+
+
 @pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(cut_arrays(), st.sampled_from([1, 2, 4, 16, 64, None]), st.booleans(), st.data())
@@ -377,7 +412,7 @@ def test_a_plan_of_few_edits_is_that_of_all_manifests(
     change = ArrayEdits(table_from_rows(sorted((each, reference()) for each in coords), len(node.grid)))
     cutting = Cutting(shape, limit)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "_MANY_MANIFESTS", 1)
+        patch.setattr(few_edits, "_MANY_MANIFESTS", 1)
         found = plan_few_edits(node, change, infos, cutting)
         if node.manifests:
             # The same manifests, as a snapshot file has them.
@@ -388,6 +423,7 @@ def test_a_plan_of_few_edits_is_that_of_all_manifests(
             assert again is not None
             assert found is not None
             assert _described(again) == _described(found)
+            check_plan_in_lists(node, change, infos, cutting)
     if not node.manifests:
         assert found is None
     else:
@@ -398,7 +434,7 @@ def test_a_plan_of_few_edits_is_that_of_all_manifests(
 def test_few_edits_need_manifests_that_do_not_overlap_and_are_inside_of_the_array(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cells, "_MANY_MANIFESTS", 1)
+    monkeypatch.setattr(few_edits, "_MANY_MANIFESTS", 1)
     change = ArrayEdits(table_from_rows([((1,), reference())], 1))
     for boxes, is_planned in (
         ([((0, 4),), ((4, 8),)], True),

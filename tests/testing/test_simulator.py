@@ -52,6 +52,12 @@ def simulate(generation: str, seed: int, schedules: int, *more: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_no_schedule_breaks_a_promise_where_manifests_are_in_lists() -> None:
+    simulate("repository", FIRST, SCHEDULES, "--manifest-lists")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_no_schedule_breaks_a_promise(generation: str, batch: int) -> None:

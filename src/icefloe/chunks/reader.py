@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -37,7 +38,8 @@ from icefloe.model.chunk_table import (
     table_from_rows,
 )
 from icefloe.model.config import CachingConfig, RepositoryConfig
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef, columns_of
+from icefloe.model.manifest_lists import ListedRefs, ManifestList, missing_lists
+from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef, RefColumns, columns_of
 from icefloe.storage.contract import Buffer, Storage
 
 _LARGEST_OFFSET = 2**62
@@ -558,7 +560,8 @@ _FEW_CHUNKS = 64
 class _Boxes:
     """The extents of an array's manifests as columns, so that one comparison finds the right one."""
 
-    refs: Sequence[ManifestRef]
+    source: Sequence[ManifestRef] | RefColumns
+    """The value that was indexed."""
     ids: Sequence[ObjectId]
     first: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
@@ -566,10 +569,12 @@ class _Boxes:
     """The boxes again, if they are so few that a loop takes less time than a comparison of columns."""
 
     @classmethod
-    def of(cls, refs: Sequence[ManifestRef], ids: Sequence[ObjectId], bounds: npt.NDArray[np.int64]) -> _Boxes:
+    def of(
+        cls, source: Sequence[ManifestRef] | RefColumns, ids: Sequence[ObjectId], bounds: npt.NDArray[np.int64]
+    ) -> _Boxes:
         """The extents of manifests: bounds are [manifest, dimension, (first, end)]."""
         few = [*zip(ids, bounds.tolist(), strict=True)] if len(ids) <= _FEW_BOXES else None
-        return cls(refs, ids, bounds[:, :, 0], bounds[:, :, 1], few)
+        return cls(source, ids, bounds[:, :, 0], bounds[:, :, 1], few)
 
     def holding(self, coords: Sequence[int]) -> list[ObjectId]:
         """Manifests whose box contains the coordinates; more than one only in files of others.
@@ -619,6 +624,10 @@ def _boxes(node: ArrayNode) -> _Boxes:
     return _Boxes.of(node.manifests, ids, bounds)
 
 
+def _row(coords: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    return np.array([coords], dtype=np.uint32)
+
+
 def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:
     """The references of an array in a manifest."""
     table = manifest.tables.get(node.id)
@@ -637,6 +646,8 @@ class ChunkLookup:
 
     async def find(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | None:
         """The reference of one chunk, or None when it was never written."""
+        if isinstance(node.manifests, ListedRefs):
+            await self._metadata_files.load_lists(node.manifests.holding(_row(coords)))
         for manifest_id in self.manifests_for(node, coords):
             refs = await self._find_few(node, manifest_id, [coords])
             if refs is not None:
@@ -650,6 +661,8 @@ class ChunkLookup:
 
     def find_now(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | NotInMemory | None:
         """What `find` returns, if the manifests are in memory."""
+        if isinstance(node.manifests, ListedRefs) and missing_lists(node.manifests.holding(_row(coords))):
+            return NOT_IN_MEMORY
         for manifest_id in self.manifests_for(node, coords):
             manifest = self._metadata_files.find_manifest(manifest_id)
             if isinstance(manifest, Manifest):
@@ -667,7 +680,7 @@ class ChunkLookup:
         """The rows of `coords[positions]`, by manifest, and the positions that were never written."""
         if not node.manifests or not len(positions):
             return [], positions
-        asked = self._index(node).asked(coords[positions])
+        asked = await self._asked(node, coords[positions])
         tables = await asyncio.gather(
             *(self._table_of(node, manifest_id, coords[positions[inside]]) for manifest_id, inside in asked)
         )
@@ -680,10 +693,28 @@ class ChunkLookup:
                 found.append(here)
         return found, positions[missing[positions]]
 
+    async def _asked(
+        self, node: ArrayNode, coords: npt.NDArray[np.uint32]
+    ) -> list[tuple[ObjectId, npt.NDArray[np.bool_]]]:
+        """Manifests that may hold some of the chunks, each with a mask of those."""
+        if not isinstance(node.manifests, ListedRefs):
+            return self._index(node).asked(coords)
+        lists = node.manifests.holding(coords)
+        await self._metadata_files.load_lists(lists)
+        return list(itertools.chain.from_iterable(self._index_list(each).asked(coords) for each in lists))
+
+    async def load(self, node: ArrayNode) -> None:
+        """Load the manifest lists of an array."""
+        if isinstance(node.manifests, ListedRefs):
+            await self._metadata_files.load_lists(missing_lists(node.manifests.lists))
+
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
-        """Manifests that may hold a chunk."""
+        """Manifests that may hold a chunk. Raises ListsNotLoadedError."""
+        if isinstance(node.manifests, ListedRefs):
+            lists = node.manifests.holding(_row(coords))
+            return list(itertools.chain.from_iterable(self._index_list(each).holding(coords) for each in lists))
         boxes = self._indexed.get(id(node.manifests))
-        if boxes is None or boxes.refs is not node.manifests:
+        if boxes is None or boxes.source is not node.manifests:
             if len(node.manifests) < 2:
                 return [ref.manifest_id for ref in node.manifests]
             boxes = self._index(node)
@@ -694,13 +725,23 @@ class ChunkLookup:
         bounds = box if box is not None else tuple((0, n) for n in node.grid)
         if not node.manifests or any(a >= b for a, b in bounds):
             return empty_table(len(node.shape))
-        ids = list(dict.fromkeys(self._index(node).meeting(bounds)))
+        ids = list(dict.fromkeys(await self._meeting(node, bounds)))
         tables = await asyncio.gather(*(self._table(node, manifest_id) for manifest_id in ids))
         inside = [filter_box(table, bounds) for table in tables if table is not None]
         return concat(inside) if inside else empty_table(len(node.shape))
 
-    def slabs(self, *nodes: ArrayNode) -> list[Extents]:
+    async def _meeting(self, node: ArrayNode, box: Extents) -> list[ObjectId]:
+        """Manifests whose box overlaps another box."""
+        if not isinstance(node.manifests, ListedRefs):
+            return self._index(node).meeting(box)
+        lists = node.manifests.meeting(box)
+        await self._metadata_files.load_lists(lists)
+        return list(itertools.chain.from_iterable(self._index_list(each).meeting(box) for each in lists))
+
+    async def slabs(self, *nodes: ArrayNode) -> list[Extents]:
         """Parts of the grid of an array, in order, each with few manifests: of the array at several snapshots."""
+        for node in nodes:
+            await self.load(node)
         grid = [max(sizes) for sizes in zip(*(node.grid for node in nodes), strict=True)]
         indexed = [self._index(node) for node in nodes if node.manifests]
         boxes = [np.stack([each.first, each.end], axis=2) for each in indexed]
@@ -744,9 +785,16 @@ class ChunkLookup:
             ) from error
 
     def _index(self, node: ArrayNode) -> _Boxes:
-        boxes = self._indexed.get(id(node.manifests))
-        if boxes is None or boxes.refs is not node.manifests:
+        return self._indexed_as(node.manifests, lambda: _boxes(node))
+
+    def _index_list(self, each: ManifestList) -> _Boxes:
+        columns = each.columns
+        return self._indexed_as(columns, lambda: _Boxes.of(columns, columns.ids, columns.boxes))
+
+    def _indexed_as(self, source: Sequence[ManifestRef] | RefColumns, index: Callable[[], _Boxes]) -> _Boxes:
+        boxes = self._indexed.get(id(source))
+        if boxes is None or boxes.source is not source:
             if len(self._indexed) >= _MAX_INDEXED_ARRAYS:
                 self._indexed.clear()
-            boxes = self._indexed[id(node.manifests)] = _boxes(node)
+            boxes = self._indexed[id(source)] = index()
         return boxes

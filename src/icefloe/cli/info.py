@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from icefloe.blocking import run_blocking
 from icefloe.cli.options import Json, Repo, RevisionOptions, StorageOptions, open_repository
 from icefloe.cli.output import Pieces, commit_json, print_facts, print_json
 from icefloe.display.card import first_line, format_bytes, format_count, format_time
@@ -31,7 +32,7 @@ def info(
 
 
 def _facts(repository: Repository, session: Session) -> dict[str, Any]:
-    base = session.state.base
+    base = run_blocking(session.state.fetch_base())
     arrays = sum(isinstance(node, ArrayNode) for node in base.nodes.values())
     containers = repository.config.virtual_chunk_containers or {}
     return {

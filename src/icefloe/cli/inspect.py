@@ -187,7 +187,7 @@ def manifests(
     icefloe manifests weather
     icefloe manifests weather --tag v1 --json
     """
-    base = at.session(open_repository(repo, options)).state.base
+    base = run_blocking(at.session(open_repository(repo, options)).state.fetch_base())
     by_manifest = arrays_by_manifest(base)
     files = sorted(base.manifests.values(), key=lambda file: (-file.size_bytes, file.id))
     shown = files[:limit] if limit else files

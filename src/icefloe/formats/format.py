@@ -13,6 +13,7 @@ from typing import Any, Self
 from icefloe.ids import NodeId, ObjectId, encode_base32, new_object_id
 from icefloe.model.capabilities import Capabilities, SpecVersion
 from icefloe.model.chunk_table import ChunkRef
+from icefloe.model.manifest_lists import ListContent
 from icefloe.model.snapshot import Manifest, Snapshot, SnapshotInfo, TransactionLog
 
 
@@ -94,11 +95,15 @@ class Format(ABC):
     def attributes_key(self, attributes_id: ObjectId) -> str:
         return f"{self.attributes_folder}{attributes_id}{self.metadata_extension}"
 
+    def manifest_list_key(self, list_id: ObjectId) -> str:
+        """Manifest lists are in the folder of attributes files. Snapshots refer to both kinds, and share them."""
+        return f"{self.attributes_folder}{list_id}{self.metadata_extension}"
+
     def chunk_key(self, chunk_id: bytes) -> str:
         return f"{self.chunks_folder}{encode_base32(chunk_id)}"
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
-        """User metadata for an object of type snapshot, manifest, transaction-log or attributes."""
+        """User metadata for an object of type snapshot, manifest, manifest-list, transaction-log or attributes."""
         return {}
 
     def initial_snapshot(self, now: dt.datetime) -> Snapshot:
@@ -154,6 +159,13 @@ class Format(ABC):
         raise NotImplementedError
 
     def decode_attributes(self, data: bytes) -> Sequence[bytes]:
+        raise NotImplementedError
+
+    def encode_manifest_list(self, content: ListContent) -> bytes:
+        """A file with neighbouring manifests of a large array."""
+        raise NotImplementedError
+
+    def decode_manifest_list(self, data: bytes) -> ListContent:
         raise NotImplementedError
 
 

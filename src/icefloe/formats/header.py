@@ -117,6 +117,7 @@ class FileType(enum.IntEnum):
     TRANSACTION_LOG = 4
     CHUNK = 5
     REPO_INFO = 6
+    MANIFEST_LIST = 7
 
 
 class Compression(enum.IntEnum):

@@ -45,7 +45,7 @@ async def walk_history(
     snapshot's own file always exists, so the walk falls back to those. With `existing`, only snapshots of this set are
     returned. If the whole history is in the first file, that snapshot is added to `read`.
     """
-    snapshot = await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+    snapshot = await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
     if read is not None and _find_next(snapshot) is None:
         read.extend(
             [] if any(isinstance(each.metadata, MetadataElsewhere) for each in snapshot.history) else [snapshot]
@@ -75,7 +75,7 @@ async def walk_history(
         else:
             assert following is not None
             _check_new(following, seen)
-            snapshot = await metadata_files.fetch_snapshot(following, anew=True)
+            snapshot = await metadata_files.fetch_snapshot_file(following, anew=True)
         seen.add(snapshot.id)
         yield snapshot.info
 
@@ -116,7 +116,7 @@ async def walk_shown_history(
 
 async def _find_snapshot(metadata_files: MetadataFiles, snapshot_id: ObjectId) -> Snapshot | None:
     try:
-        return await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        return await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
     except SnapshotNotFoundError:
         return None
 
@@ -129,7 +129,7 @@ async def _follow_parents(metadata_files: MetadataFiles, snapshot: Snapshot, see
     met = {snapshot.id}
     while snapshot.parent_id is not None:
         _check_new(snapshot.parent_id, met)
-        snapshot = await metadata_files.fetch_snapshot(snapshot.parent_id, anew=True)
+        snapshot = await metadata_files.fetch_snapshot_file(snapshot.parent_id, anew=True)
         if snapshot.id not in seen:
             return snapshot
     return None
@@ -157,7 +157,7 @@ async def _complete(metadata_files: MetadataFiles, entry: SnapshotInfo) -> Snaps
     """An entry with the metadata that was too large to be quoted."""
     if not isinstance(entry.metadata, MetadataElsewhere):
         return entry
-    own = await metadata_files.fetch_snapshot(entry.id)
+    own = await metadata_files.fetch_snapshot_file(entry.id)
     return dataclasses.replace(entry, metadata=own.metadata)
 
 
@@ -185,7 +185,7 @@ class QuotingLedger(Ledger):
         self._current[branch] = tip
 
     async def fetch_info(self, snapshot_id: ObjectId) -> SnapshotInfo:
-        return (await self.metadata_files.fetch_snapshot(snapshot_id, anew=True)).info
+        return (await self.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)).info
 
     async def shown_history(
         self, snapshot_id: ObjectId, new_parents: Mapping[ObjectId, ObjectId] | None = None
@@ -249,7 +249,7 @@ async def rewrite_history(
             try:
                 # The file that the request before this one has read is not read again.
                 snapshot = read if read is not None and read.id == snapshot_id else None
-                snapshot = snapshot or await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+                snapshot = snapshot or await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
                 known[snapshot_id], read = snapshot, None
             except SnapshotNotFoundError:
                 continue  # it is quoted, but its file was collected; the quote is removed
@@ -269,10 +269,10 @@ async def rewrite_history(
 async def _fetch_parent(metadata_files: MetadataFiles, snapshot_id: ObjectId) -> Snapshot:
     """A snapshot with the history that its file quotes now. The first snapshot quotes none, so it may be cached."""
     if metadata_files.has_snapshot(snapshot_id):
-        cached = await metadata_files.fetch_snapshot(snapshot_id)
+        cached = await metadata_files.fetch_snapshot_file(snapshot_id)
         if cached.parent_id is None and not cached.history:
             return cached
-    return await metadata_files.fetch_snapshot(snapshot_id, anew=True)
+    return await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
 
 
 async def _find_candidates(
@@ -292,7 +292,7 @@ async def _find_candidates(
         if distance > MAX_HISTORY and quoted_by_all:
             # Early writers quoted all of their ancestors.
             read.clear()
-            quoted_by_all = _contradicts(await metadata_files.fetch_snapshot(snapshot_id), change)
+            quoted_by_all = _contradicts(await metadata_files.fetch_snapshot_file(snapshot_id), change)
         else:
             quoted_by_all = distance <= MAX_HISTORY
         if quoted_by_all:

@@ -778,7 +778,7 @@ class RewriteRequest:
 
 async def plan_rewrite(context: RepositoryContext, branch: str) -> ManifestPlan:
     """Plan how to pack the manifests of a branch."""
-    return _plan((await _open(context, branch))[0])
+    return await _plan((await _open(context, branch))[0])
 
 
 async def rewrite_manifests(context: RepositoryContext, request: RewriteRequest) -> ObjectId:
@@ -789,7 +789,7 @@ async def rewrite_manifests(context: RepositoryContext, request: RewriteRequest)
     await context.check_writable()
     for attempt in range(_REWRITE_TRIES):
         state, tip = await _open(context, request.branch)
-        plan = _plan(state)
+        plan = await _plan(state)
         if not plan.outputs and not plan.kept:
             return tip.snapshot_id
         try:
@@ -805,9 +805,10 @@ async def _open(context: RepositoryContext, branch: str) -> tuple[SessionState, 
     return SessionState(context, base), tip
 
 
-def _plan(state: SessionState) -> ManifestPlan:
+async def _plan(state: SessionState) -> ManifestPlan:
+    base = await state.fetch_base()
     arrays = [node for node in state.tree.nodes() if isinstance(node, ArrayNode)]
-    return plan_repack(arrays, state.base.manifests, state.context.manifest_config)
+    return plan_repack(arrays, base.manifests, state.context.manifest_config)
 
 
 async def _apply(state: SessionState, tip: Tip, plan: ManifestPlan, request: RewriteRequest) -> ObjectId:

@@ -455,7 +455,7 @@ async def _apply(
     exact = {}
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
-        parent = await contents.fetch_snapshot(plan.change.parents[child])
+        parent = await contents.fetch_snapshot_file(plan.change.parents[child])
         if parent.parent_id is None:
             context.metadata_files.keep_snapshot(parent)  # its file is never rewritten
         own, exact[child] = await _join_skipped(contents, child, skipped, parent)
@@ -478,14 +478,14 @@ async def _follow_others(context: RepositoryContext, child: ObjectId, parent: Ob
     for _ in range(_ROUNDS):
         uncached = open_uncached(context)
         try:
-            begins = (await uncached.metadata_files.fetch_snapshot(child)).parent_id
+            begins = (await uncached.metadata_files.fetch_snapshot_file(child)).parent_id
             if begins is None or begins == parent:
                 return
             skipped: list[ObjectId] = []
             at: ObjectId | None = parent
             while at is not None and at != begins:
                 skipped.append(at)
-                at = (await uncached.metadata_files.fetch_snapshot(at)).parent_id
+                at = (await uncached.metadata_files.fetch_snapshot_file(at)).parent_id
             if at is None:
                 # The other expiry removed fewer commits, so that the parent is a later one than ours.
                 log = await _compare(uncached, begins, child)

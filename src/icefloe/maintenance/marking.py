@@ -25,7 +25,8 @@ from icefloe.maintenance.inventory import (
     stream_bounded,
 )
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
+from icefloe.model.manifest_lists import known_files, known_refs, lists_of
+from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, manifest_ids, named_objects
 
 Keys = npt.NDArray[np.uint64]
 _MANY_OBJECTS = 50_000
@@ -225,8 +226,9 @@ class _SnapshotMarker:
         return ahead
 
     async def _fetch(self, snapshot_id: ObjectId, must_exist: bool) -> SnapshotFacts | None:
+        files = self.uncached.metadata_files
         try:
-            snapshot = await self.uncached.metadata_files.fetch_snapshot(snapshot_id)
+            snapshot = await files.fetch_snapshot_file(snapshot_id)
         except SnapshotNotFoundError as error:
             if not must_exist:
                 return None
@@ -235,7 +237,15 @@ class _SnapshotMarker:
             if not must_exist and await _is_left_over(self.uncached, snapshot_id):
                 return None
             raise _unreadable(f"snapshot {snapshot_id}", error) from error
-        self.infos.update(snapshot.manifests)
+        for each in lists_of(snapshot):
+            try:
+                await files.load_lists([each])
+            except FormatError as error:
+                # An earlier run may have collected the lists of a refused commit, before their snapshot.
+                key = files.format.manifest_list_key(each.id)
+                if must_exist or await self.uncached.storage.exists(key):
+                    raise _unreadable(f"manifest list {each.id}", error) from error
+        self.infos.update(known_files(snapshot).items())
         # In some early repositories, the id of the first snapshot is not that of its file. The file is kept.
         return replace(snapshot_facts(snapshot), id=snapshot_id)
 
@@ -273,15 +283,18 @@ async def _is_left_over(uncached: UncachedRepository, snapshot_id: ObjectId) -> 
 
 
 def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
-    """The facts of a snapshot: its list of manifests, and those that only its nodes refer to."""
-    manifests = dict.fromkeys(snapshot.manifests)
-    attributes = dict.fromkeys(snapshot.attribute_files)
+    """The facts of a snapshot: its list of manifests, and those that only its nodes refer to.
+
+    Manifest lists are in the folder of attributes files, and are kept like these. A list that is not loaded is missing,
+    and so are the manifests that only it refers to.
+    """
+    manifests = dict.fromkeys(known_files(snapshot))
+    attributes = dict.fromkeys((*snapshot.attribute_files, *(each.id for each in lists_of(snapshot))))
     for node in snapshot.nodes.values():
         if node.attributes is not None:
             attributes[node.attributes.object_id] = None
         if isinstance(node, ArrayNode):
-            for ref in node.manifests:
-                manifests[ref.manifest_id] = None
+            manifests |= dict.fromkeys(manifest_ids(known_refs(node)))
     quoted = tuple(entry.id for entry in snapshot.history)
     side_objects = named_objects(snapshot.metadata)
     return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, side_objects)

@@ -47,6 +47,7 @@ from icefloe.maintenance.verify_checks import (
     true_log,
     undecodable_chunks,
 )
+from icefloe.model.manifest_lists import ManifestList, known_files, known_refs, lists_of, without_lists
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
 from icefloe.model.status import Damage, DamageKind
 from icefloe.session.open_repository import RepositoryContext
@@ -92,6 +93,7 @@ class _Verification:
         """A snapshot that refers to a manifest or attributes file."""
         self.uses: dict[ObjectId, dict[ManifestUse, ObjectId]] = {}
         self.attributes: dict[ObjectId, tuple[int, ObjectId]] = {}
+        self.damaged_lists: set[ObjectId] = set()
         self.objects = ChunkObjects.of(listings["chunks"])
         self.live_chunks: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
         self.refs = RefTargets({}, {})
@@ -179,7 +181,7 @@ class _Verification:
         snapshot_id, child = wanted
         key = self.uncached.format.snapshot_key(snapshot_id)
         try:
-            snapshot = await self.uncached.metadata_files.fetch_snapshot(snapshot_id)
+            snapshot = await self.uncached.metadata_files.fetch_snapshot_file(snapshot_id)
         except SnapshotNotFoundError:
             why = "a ref points to it" if child == snapshot_id else f"it is the parent of {child}"
             self._add(DamageKind.MISSING, "snapshot", key, why, child)
@@ -187,14 +189,30 @@ class _Verification:
         except FormatError as error:
             self._add(DamageKind.UNREADABLE, "snapshot", key, str(error), child)
             return snapshot_id, None
+        for each in lists_of(snapshot):
+            await self._check_manifest_list(each, snapshot_id)
         if snapshot.id != snapshot_id:
             self._add(DamageKind.WRONG_ID, "snapshot", key, f"it says that it is {snapshot.id}", child)
         return snapshot_id, snapshot
 
+    async def _check_manifest_list(self, each: ManifestList, snapshot_id: ObjectId) -> None:
+        """Load a list. If that is not possible, the manifests in it are not checked."""
+        self.attributes.setdefault(each.id, (-1, snapshot_id))
+        try:
+            await self.uncached.metadata_files.load_lists([each])
+        except FormatError as error:
+            if each.id not in self.damaged_lists:
+                self.damaged_lists.add(each.id)
+                key = self.uncached.format.manifest_list_key(each.id)
+                is_there = await self.uncached.storage.exists(key)
+                kind = DamageKind.UNREADABLE if is_there else DamageKind.MISSING
+                detail = str(error) if is_there else "the snapshot names it"
+                self._add(kind, "manifest list", key, detail, snapshot_id)
+
     def _note_snapshot(self, snapshot: Snapshot) -> None:
         for key in named_objects(snapshot.metadata):
             self.lists.setdefault(key, snapshot.id)
-        for info in snapshot.manifests.values():
+        for info in known_files(snapshot).values():
             known = self.manifests.get(info.id)
             if known is not None and known != info:
                 self._wrong_size(snapshot.id, info, known.size_bytes, known.num_chunk_refs)
@@ -205,7 +223,7 @@ class _Verification:
                 row, _ = self.attributes.get(node.attributes.object_id, (-1, ""))
                 self.attributes[node.attributes.object_id] = (max(row, node.attributes.row), snapshot.id)
             if isinstance(node, ArrayNode):
-                for ref in node.manifests:
+                for ref in known_refs(node):
                     self.manifests.setdefault(ref.manifest_id, None)
                     self.named_by.setdefault(ref.manifest_id, snapshot.id)
                     use = ManifestUse(node.id, node.path, ref.extents, node.grid)
@@ -234,6 +252,8 @@ class _Verification:
         for attributes_id, (row, snapshot_id) in sorted(self.attributes.items()):
             key = self.uncached.format.attributes_key(attributes_id)
             self.checked["attributes"] += 1
+            if row < 0:
+                continue  # a manifest list, which was checked with its snapshot
             try:
                 await self.uncached.metadata_files.fetch_attributes(attributes_id, row)
             except ObjectNotFoundError:
@@ -443,7 +463,9 @@ async def _correct_sizes(context: RepositoryContext, uncached: UncachedRepositor
         size = (await uncached.storage.head(uncached.format.manifest_key(manifest_id))).size_bytes
         manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
         infos[manifest_id] = ManifestFileInfo(manifest_id, size, len(manifest))
-    await context.metadata_files.write_snapshot(dataclasses.replace(snapshot, manifests=infos))
+    # The sizes of manifests in lists are in the lists, so these are written anew.
+    nodes = without_lists(snapshot)
+    await context.metadata_files.write_snapshot(dataclasses.replace(snapshot, nodes=nodes, manifests=infos))
     context.metadata_files.forget_snapshot(snapshot_id)
 
 

@@ -8,7 +8,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,7 @@ from icefloe.ids import NodeId, ObjectId
 from icefloe.manifests.chunk_columns import Rows, common_radix, sort_keys, take
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, Coords, batches_up_to, highest, lowest, rows_inside
 from icefloe.model.manifest_config import ManifestConfig
-from icefloe.model.snapshot import (
-    ArrayNode,
-    Extents,
-    ManifestFileInfo,
-    ManifestRef,
-    ManifestRefs,
-    RefColumns,
-    columns_of,
-)
+from icefloe.model.snapshot import ArrayNode, Extents, ManifestFileInfo, ManifestRef
 
 Boxes = npt.NDArray[np.int64]
 """int64[n, ndim, 2], [first, end) per dimension."""
@@ -473,7 +464,7 @@ def list_items(
         if volume(box) == 0:
             continue
         forced = change.base_box is not None if unknown else box != ref.extents
-        items.append(LinkedManifest(-1 - index, ref, box, _most_references(box, infos.get(ref.manifest_id)), forced))
+        items.append(LinkedManifest(-1 - index, ref, box, most_references(box, infos.get(ref.manifest_id)), forced))
     for index, part in enumerate(change.parts):
         box = part.extents if part.extents or not node.grid else whole
         inside = intersect(box if part.visible is None else intersect(box, part.visible), whole)
@@ -486,7 +477,7 @@ def list_items(
     return LinkedManifests(tuple(items), reusable)
 
 
-def _most_references(box: Extents, info: ManifestFileInfo | None) -> int:
+def most_references(box: Extents, info: ManifestFileInfo | None) -> int:
     """The largest number of references that a manifest can have in a box."""
     # Early generations do not record the number of references of a manifest.
     return min(volume(box), info.num_chunk_refs) if info is not None and info.num_chunk_refs else volume(box)
@@ -580,7 +571,7 @@ def cell_box(cell: Coords, shape: CellShape) -> Extents:
 
 
 _CELLS_PER_FULL_CELL = 8
-_FEW_CELLS = 64
+FEW_CELLS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,72 +612,15 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, c
         return _regions(items, [])
     slices: list[OutputSlice] = []
     carried_over: list[LinkedManifest] = []
-    for members, edited in _group(items, cells, shape, cutting.limit):
+    for members, edited in group(items, cells, shape, cutting.limit):
         if len(members) == 1 and not edited and not members[0].forced:
             carried_over += members
         else:
-            slices += _cut(node, members, edited, shape, cutting)
+            slices += cut(node, members, edited, shape, cutting)
     return _regions(carried_over, slices)
 
 
-_MANY_MANIFESTS = 64
-
-
-def plan_few_edits(
-    node: ArrayNode, change: ArrayEdits, infos: Mapping[ObjectId, ManifestFileInfo], cutting: Cutting
-) -> Regions | None:
-    """Plan edits of a few cells of an array with many manifests, without a look at each. None for other edits.
-
-    The result is that of `plan_regions`. No two manifests overlap, so a manifest that no group of edits reaches stays.
-    """
-    refs, table = node.manifests, change.table
-    if len(refs) < _MANY_MANIFESTS or table is None or change.parts or change.base_box is not None:
-        return None
-    columns = columns_of(refs)
-    if columns is not None:
-        boxes = columns.boxes
-    elif all(ref.extents for ref in refs):
-        boxes = box_array([ref.extents for ref in refs], len(node.grid))
-    else:
-        return None
-    is_inside = (boxes[:, :, 0] < boxes[:, :, 1]).all() and (boxes[:, :, 1] <= np.array(node.grid)).all()
-    if not is_inside or len(overlapping_pairs(boxes)):
-        return None
-    shape, cells = cut_rows(node, table, cutting.shape_for(node, boxes), cutting)
-    if not 0 < len(cells) <= _FEW_CELLS:
-        return None
-    is_near = _overlap_any(boxes, box_array([cell_box(cell.cell, shape) for cell in cells], len(node.grid)))
-    while True:
-        near = np.flatnonzero(is_near).tolist()
-        items = [
-            LinkedManifest(
-                -1 - index,
-                refs[index],
-                refs[index].extents,
-                _most_references(refs[index].extents, infos.get(refs[index].manifest_id)),
-                forced=False,
-            )
-            for index in near
-        ]
-        groups = [each for each in _group(items, cells, shape, cutting.limit) if each[1]]
-        reached = box_array([_group_box(node, *each) for each in groups], len(node.grid))
-        is_reached = _overlap_any(boxes, reached)
-        if not (is_reached & ~is_near).any():
-            break
-        is_near |= is_reached
-    changed = {item.layer for members, _ in groups for item in members}
-    slices = [each for members, edited in groups for each in _cut(node, members, edited, shape, cutting)]
-    stays = np.ones(len(refs), dtype=bool)
-    stays[[-1 - layer for layer in changed]] = False
-    kept: Sequence[ManifestRef]
-    if columns is not None and _is_in_order(boxes):
-        kept = ManifestRefs.of(RefColumns([*itertools.compress(columns.ids, stays.tolist())], boxes[stays]))
-    else:
-        kept = tuple(sorted(itertools.compress(refs, stays.tolist()), key=attrgetter("extents")))
-    return Regions(kept, (), tuple(slices))
-
-
-def _is_in_order(boxes: Boxes) -> bool:
+def is_in_order(boxes: Boxes) -> bool:
     """Whether boxes are sorted as their extents are. No two of them are equal."""
     numbers = boxes.reshape(len(boxes), -1)
     differs = numbers[1:] != numbers[:-1]
@@ -694,7 +628,7 @@ def _is_in_order(boxes: Boxes) -> bool:
     return bool((numbers[:-1][rows, column] < numbers[1:][rows, column]).all())
 
 
-def _overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
+def overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
     """Whether each box shares a chunk with any of some other boxes, which are few."""
     found = np.zeros(len(boxes), dtype=bool)
     for other in others:
@@ -702,7 +636,7 @@ def _overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _group(
+def group(
     items: Sequence[LinkedManifest], cells: Sequence[CellRows], shape: CellShape, limit: int | None
 ) -> list[tuple[list[LinkedManifest], list[CellRows]]]:
     """The manifests and edited cells that are written together."""
@@ -765,14 +699,14 @@ def _output_slice(
 def _listable(box: Extents, count: int, shape: CellShape, limit: int | None) -> bool:
     """Whether a box has few enough cells to be split by them. A nearly empty box is not split."""
     full = 1 if limit is None else -(-count // limit)
-    return count_cells_meeting(box, shape) <= max(_FEW_CELLS, _CELLS_PER_FULL_CELL * full, count)
+    return count_cells_meeting(box, shape) <= max(FEW_CELLS, _CELLS_PER_FULL_CELL * full, count)
 
 
-def _cut(
+def cut(
     node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows], shape: CellShape, cutting: Cutting
 ) -> list[OutputSlice]:
     """The pieces of one group: one if it is small enough, else one for each of its cells."""
-    box = _group_box(node, members, edited)
+    box = group_box(node, members, edited)
     count = sum(item.count for item in members) + sum(part.count for part in edited)
     fits = cutting.limit is not None and count <= cutting.limit
     if fits or not _listable(box, count, shape, cutting.limit):
@@ -788,7 +722,7 @@ def _cut(
     ]
 
 
-def _group_box(node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows]) -> Extents:
+def group_box(node: ArrayNode, members: Sequence[LinkedManifest], edited: Sequence[CellRows]) -> Extents:
     """The smallest box around a group."""
     boxes = box_array([item.box for item in members] + [part.box for part in edited], len(node.grid))
     return to_extents(bounding_boxes(boxes, np.zeros(len(boxes), dtype=np.int64), 1)[0])

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -32,7 +32,6 @@ from icefloe.manifests.cells import (
     halve,
     intersect,
     list_items,
-    plan_few_edits,
     plan_recut,
     plan_regions,
 )
@@ -45,6 +44,7 @@ from icefloe.manifests.chunk_columns import (
     overlay,
     take,
 )
+from icefloe.manifests.few_edits import crossing_box, plan_few_edits
 from icefloe.model.chunk_table import ChunkTable, ChunkTables, concat_tables, empty_table, join_tables
 from icefloe.model.manifest_conditions import ArrayFacts
 from icefloe.model.manifest_config import (
@@ -56,7 +56,17 @@ from icefloe.model.manifest_config import (
     ManifestSet,
     PreloadRules,
 )
-from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestFileInfo, ManifestRef, Snapshot, join_refs
+from icefloe.model.manifest_lists import EditedList, ListedRefs, ManifestList
+from icefloe.model.snapshot import (
+    ArrayNode,
+    Extents,
+    Manifest,
+    ManifestFileInfo,
+    ManifestRef,
+    Snapshot,
+    join_refs,
+    manifest_ids,
+)
 
 A = TypeVar("A")
 M = TypeVar("M")
@@ -403,6 +413,8 @@ PartTables = dict[NodeId, ChunkTable]
 
 
 def _known_boxes(node: ArrayNode) -> Boxes:
+    if isinstance(node.manifests, ListedRefs):
+        return crossing_box(node.manifests)
     return box_array([ref.extents for ref in node.manifests if ref.extents], len(node.grid))
 
 
@@ -544,7 +556,8 @@ def _plan_small(
         return []
     arrays_of: dict[ObjectId, list[NodeId]] = defaultdict(list)
     for key, node in nodes.items():
-        if node.manifests:
+        # An array that is split into cells is not packed again. Those of a large array are not even loaded.
+        if node.manifests and not (isinstance(node.manifests, ListedRefs) and places[key].cutting is not None):
             for manifest_id in _manifests_of(node):
                 arrays_of[manifest_id].append(key)
     if arrays_of:
@@ -790,7 +803,8 @@ def link_manifests(
             one = alone.get(id(ref))
             linked[key] = alone.setdefault(id(ref), (ref,)) if one is None else one
     for key, more in added.items():
-        linked[key] = join_refs(linked[key], more)
+        kept = linked[key]
+        linked[key] = kept.joined(more) if isinstance(kept, ListedRefs) else join_refs(kept, more)
     return linked
 
 
@@ -799,7 +813,7 @@ _DEFAULT_TOTAL_REFS = 10_000
 
 
 def manifests_to_preload(snapshot: Snapshot, config: ManifestConfig | None) -> list[ObjectId]:
-    """The manifests to preload, in the order of the configuration."""
+    """The manifests to preload, in the order of the configuration. Raises ListsNotLoadedError."""
     chosen = config or SPECIFIED
     if chosen.preload is not None:
         return list(_by_condition(snapshot, chosen.preload))
@@ -844,7 +858,14 @@ def _manifests(snapshot: Snapshot, path: str) -> Iterator[tuple[ObjectId, int]]:
     """The manifests of an array and the maximum number of references of each, if the snapshot does not record it."""
     node = snapshot.nodes[path]
     if isinstance(node, ArrayNode):
-        for ref in node.manifests:
-            info = snapshot.manifests.get(ref.manifest_id)
+        refs = node.manifests
+        # One list after another: most are not loaded, and the first ones may be enough.
+        ids = chain.from_iterable(map(_list_ids, refs.lists)) if isinstance(refs, ListedRefs) else manifest_ids(refs)
+        for manifest_id in ids:
+            info = snapshot.manifests.get(manifest_id)
             known = info is not None and info.num_chunk_refs > 0
-            yield ref.manifest_id, info.num_chunk_refs if info is not None and known else math.prod(node.grid)
+            yield manifest_id, info.num_chunk_refs if info is not None and known else math.prod(node.grid)
+
+
+def _list_ids(each: ManifestList | EditedList) -> Sequence[ObjectId]:
+    return each.columns.ids

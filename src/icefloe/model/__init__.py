@@ -9,6 +9,7 @@ Modules
 - `manifest_conditions`: Conditions on arrays and dimensions, for manifest splitting and preloading, and their
   regular expressions.
 - `manifest_config`: How chunk references are divided into manifest files: sets, rules, splitting and preloading.
+- `manifest_lists`: Manifest lists: files with neighbouring manifests of an array that has very many of them.
 - `snapshot`: Nodes, snapshots, transaction logs, and the differences between two snapshots.
 - `status`: The administration of a repository: its status, feature flags, operations log, and damages that a check
   finds.

@@ -105,6 +105,8 @@ class Capabilities:
         Whether transaction logs can list boxes of chunks. Otherwise they list every chunk of a distributed write.
     history_in_snapshot
         Whether a snapshot contains information about its latest ancestors.
+    manifest_lists
+        Whether the manifests of large arrays are stored in files of their own.
     deletable_tags
         Whether tags can be deleted.
     repository_metadata
@@ -140,6 +142,7 @@ class Capabilities:
     transaction_logs: bool = True
     boxes_in_logs: bool = False
     history_in_snapshot: bool = False
+    manifest_lists: bool = False
     deletable_tags: bool = False
     repository_metadata: bool = False
     repository_status: bool = False

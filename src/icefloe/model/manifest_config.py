@@ -26,8 +26,8 @@ DEFAULT_SPLIT_SIZE = 16_384
 """A larger array is split into cells of at most this number of references.
 
 A commit rewrites the changed cell (about ten bytes a reference, compressed) and the list of cells in the snapshot
-(about sixty bytes a cell). For n references, their sum has its minimum near sqrt(6 n): 2,500 for a million, 25,000 for
-a hundred million. 16,384 is near the optimum for large arrays and keeps the number of requests of a cold read small.
+(about sixty bytes a cell, of at most 512). For n references, their sum has its minimum near sqrt(6 n): 2,500 for a
+million. 16,384 is larger, so that a cold read of a whole array makes few requests.
 """
 SHARED_CELLS = 8
 """Smaller arrays share a manifest up to the references of this number of cells.

@@ -415,6 +415,11 @@ class ManifestFiles(Mapping[ObjectId, ManifestFileInfo]):
         self._load = load
         self._loaded: dict[ObjectId, ManifestFileInfo] | None = None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files are known without another request."""
+        return True
+
     def _files(self) -> dict[ObjectId, ManifestFileInfo]:
         if self._loaded is None:
             self._loaded = self._load()
@@ -580,8 +585,13 @@ class Snapshot:
 
     @property
     def info(self) -> SnapshotInfo:
+        """A description. It has no manifests if manifest lists are not loaded, like that of a quoted ancestor."""
         files = self.manifests
-        listed = _ListedFiles(files) if isinstance(files, ManifestFiles) else tuple(files.values())
+        listed: Sequence[ManifestFileInfo]
+        if isinstance(files, ManifestFiles):
+            listed = _ListedFiles(files) if files.is_complete else ()
+        else:
+            listed = tuple(files.values())
         return SnapshotInfo(self.id, self.parent_id, self.written_at, self.message, self.metadata, listed)
 
 

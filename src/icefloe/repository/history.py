@@ -480,7 +480,7 @@ class RefsMixin:
         ['dev', 'main']
         """
         await self._context.check_writable()
-        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
         await self._context.ledger.create_branch(branch, snapshot_id)
 
     create_branch = blocking(create_branch_async)
@@ -568,7 +568,7 @@ class RefsMixin:
         >>> repo.lookup_branch("main") == first
         True
         """
-        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
         await self._context.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
 
     reset_branch = blocking(reset_branch_async)
@@ -635,7 +635,7 @@ class RefsMixin:
         {'v1'}
         """
         await self._context.check_writable()
-        await self._context.metadata_files.fetch_snapshot(snapshot_id, anew=True)
+        await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
         await self._context.ledger.create_tag(tag, snapshot_id)
 
     create_tag = blocking(create_tag_async)

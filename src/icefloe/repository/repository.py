@@ -611,7 +611,7 @@ class Repository(
             found = await resolve(self._context, choice)
         else:
             found = await resolve_as_of(self._context, choice, as_of)
-        base = await self._context.metadata_files.fetch_snapshot(found)
+        base = await self._context.metadata_files.fetch_snapshot_file(found)
         opening.preload(self._context, base)
         return self._session_class(self._context, base)
 

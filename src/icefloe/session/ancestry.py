@@ -21,6 +21,7 @@ from icefloe.ledger.ledger import MAIN, Tip
 from icefloe.manifests.cells import Boxes, box_array, in_boxes, intersect, join_boxes, to_extents
 from icefloe.manifests.chunk_columns import diff_tables, find_rows
 from icefloe.metadata_files import MetadataFiles
+from icefloe.model.manifest_lists import ListedRefs, may_differ, without_common_lists
 from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
@@ -202,8 +203,10 @@ async def _find_lost(was: ArrayNode, now: ArrayNode, lookup: ChunkLookup) -> npt
     if len(was.grid) != len(now.grid):
         return none
     # Manifests that both have hold the same references.
-    common = set(was.manifests) & set(now.manifests)
-    older = replace(was, manifests=tuple(ref for ref in was.manifests if ref not in common))
+    older, newer = without_common_lists(was, now)
+    await asyncio.gather(lookup.load(older), lookup.load(newer))
+    common = set(older.manifests) & set(newer.manifests)
+    older = older.with_manifests(tuple(ref for ref in older.manifests if ref not in common))
     box = tuple((0, min(a, b)) for a, b in zip(was.grid, now.grid, strict=True))
     if not older.manifests:
         return none
@@ -251,10 +254,11 @@ _GROUPS_AT_ONCE = 16
 
 def group_by_manifest(pairs: Iterable[ArrayPair]) -> list[list[ArrayPair]]:
     """Arrays with a common first manifest together. If they are compared at the same time, it is read once for all."""
-    groups: dict[ObjectId | None, list[ArrayPair]] = {}
+    groups: dict[object, list[ArrayPair]] = {}
     for was, now in pairs:
         refs = now.manifests or (was.manifests if was is not None else ())
-        groups.setdefault(refs[0].manifest_id if refs else None, []).append((was, now))
+        first = refs.lists[0].first if isinstance(refs, ListedRefs) else refs[0].manifest_id if refs else None
+        groups.setdefault(first, []).append((was, now))
     return list(groups.values())
 
 
@@ -267,7 +271,7 @@ def suspected_arrays(old: Snapshot, new: Snapshot) -> list[ArrayPair]:
         if isinstance(now, ArrayNode):
             if was is None and now.manifests:
                 found.append((None, now))
-            elif isinstance(was, ArrayNode) and was.manifests != now.manifests:
+            elif isinstance(was, ArrayNode) and may_differ(was.manifests, now.manifests):
                 found.append((was, now))
     return found
 
@@ -306,15 +310,18 @@ async def changed_batches(
 ) -> AsyncIterator[npt.NDArray[np.uint32]]:
     """The chunks of an array whose references differ in two snapshots, in order, one part of the grid at a time."""
     if was is None:
-        for box in lookup.slabs(now):
+        for box in await lookup.slabs(now):
             yield (await lookup.table(now, box)).coords
         return
+    if was.grid == now.grid:
+        was, now = without_common_lists(was, now)
+    await asyncio.gather(lookup.load(was), lookup.load(now))
     was, now = without_common(was, now)
     if len(was.grid) != len(now.grid):
         old, new = await asyncio.gather(lookup.table(was), lookup.table(now))
         yield diff_tables(old, new)
         return
-    for box in lookup.slabs(was, now):
+    for box in await lookup.slabs(was, now):
         clipped = [intersect(box, tuple((0, n) for n in node.grid)) for node in (was, now)]
         old, new = await asyncio.gather(lookup.table(was, clipped[0]), lookup.table(now, clipped[1]))
         yield diff_tables(old, new)
@@ -351,7 +358,7 @@ async def chunks_in_boxes(
 async def _chunks_inside(node: ArrayNode, boxes: Boxes, lookup: ChunkLookup) -> npt.NDArray[np.uint32]:
     """The chunks of an array that lie in at least one of many boxes, in order."""
     parts = [np.empty((0, len(node.grid)), dtype=np.uint32)]
-    for slab in lookup.slabs(node):
+    for slab in await lookup.slabs(node):
         low, high = np.array(slab, dtype=np.int64).reshape(len(slab), 2).T
         near = boxes[((boxes[:, :, 0] < high) & (low < boxes[:, :, 1])).all(axis=1)]
         if not len(near):
@@ -520,7 +527,7 @@ async def fetch_log(
         parent_id = (await context.ledger.fetch_info(snapshot.id)).parent_id
         if parent_id is None:
             return reduce(merge_logs, logs, TransactionLog())
-        parent = await context.metadata_files.fetch_snapshot(parent_id)
+        parent = await context.metadata_files.fetch_snapshot_file(parent_id)
         return await fetch_log(context, snapshot, parent, wanted, tip, fetch)
     if not logs:
         return await compare_snapshots(parent, snapshot, context.metadata_files, wanted=wanted)
@@ -552,14 +559,14 @@ async def diff_between(context: RepositoryContext, old: ObjectId, new: ObjectId)
         message=f"the history of {new} was expired again and again while it was read; try again"
     )
     for _ in range(_WALKS):
-        before = await context.metadata_files.fetch_snapshot(old)
-        after = await context.metadata_files.fetch_snapshot(new)
+        before = await context.metadata_files.fetch_snapshot_file(old)
+        after = await context.metadata_files.fetch_snapshot_file(new)
         try:
             found = await _diff(context, before, after)
         except GONE as error:
             # One of the two, which may still be remembered, or one in between?
             for end in (old, new):
-                await context.metadata_files.fetch_snapshot(end, anew=True)
+                await context.metadata_files.fetch_snapshot_file(end, anew=True)
             cause = error
         else:
             if found is not None:
@@ -573,7 +580,8 @@ async def _diff(context: RepositoryContext, before: Snapshot, after: Snapshot) -
     if between is None or not context.capabilities.transaction_logs:
         return diff_from_logs(before, after, [await compare_snapshots(before, after, context.metadata_files)])
     logs = [
-        await fetch_log(context, await context.metadata_files.fetch_snapshot(snapshot_id)) for snapshot_id in between
+        await fetch_log(context, await context.metadata_files.fetch_snapshot_file(snapshot_id))
+        for snapshot_id in between
     ]
     found = diff_from_logs(before, after, logs, await chunks_in_boxes(after, logs, context.metadata_files))
     # Expiry adds the logs of what it takes away to the next one that stays, also those of commits before the first.

@@ -355,7 +355,7 @@ async def replace_newest(
         if parent_id is None:
             raise SessionStateError("the first snapshot of a repository cannot be amended. Use commit instead")
         try:
-            parent = await context.metadata_files.fetch_snapshot(parent_id, anew=True)
+            parent = await context.metadata_files.fetch_snapshot_file(parent_id, anew=True)
             snapshot = await write(tip, parent, await _fetch_replaced_log(context, replaced, parent))
             landed = await context.ledger.advance(branch, tip, snapshot, amends=replaced.id)
         except (StaleTipError, SnapshotNotFoundError) as error:
@@ -377,7 +377,7 @@ async def _follow_parent(context: RepositoryContext, replaced_id: ObjectId, snap
             return
         earlier = await context.metadata_files.fetch_transaction_log(replaced_id, anew=True)
         own = await context.metadata_files.fetch_transaction_log(snapshot.id, anew=True)
-        parent = await context.metadata_files.fetch_snapshot(parent_id)
+        parent = await context.metadata_files.fetch_snapshot_file(parent_id)
     except NotFoundError:
         return  # the replaced snapshot was collected; what this one names was checked before
     await context.metadata_files.write_transaction_log(snapshot.id, fit_log(merge_logs(earlier, own), parent, snapshot))
@@ -391,7 +391,7 @@ async def write_detached(state: SessionState, branch: str, request: CommitReques
     await state.store_chunks()
     try:
         snapshot = await write_snapshot(state, request)
-        await metadata_files.fetch_snapshot(state.base.id, anew=True)
+        await metadata_files.fetch_snapshot_file(state.base.id, anew=True)
         try:
             await check_references(state, await ledger.fetch_tip(branch))
         except RefNotFoundError:
@@ -399,7 +399,7 @@ async def write_detached(state: SessionState, branch: str, request: CommitReques
         await ledger.record_detached(snapshot)
     except GONE as error:
         try:
-            await metadata_files.fetch_snapshot(state.base.id, anew=True)
+            await metadata_files.fetch_snapshot_file(state.base.id, anew=True)
         except SnapshotNotFoundError:
             raise _base_gone(state, (await ledger.fetch_tip(branch)).snapshot_id) from error
         raise
@@ -489,7 +489,7 @@ async def _carry_over(
     if context.capabilities.transaction_logs:
         for info in missed[:HISTORY_LENGTH]:
             fetch(info.id)
-    newest = await context.metadata_files.fetch_snapshot(tip.snapshot_id)
+    newest = await context.metadata_files.fetch_snapshot_file(tip.snapshot_id)
     if not missed:
         return newest, changes
     at_once = await _carry_over_all(state, tip, missed, newest, fetch)
@@ -500,7 +500,7 @@ async def _carry_over(
 
     async def fetch_snapshot(snapshot_id: ObjectId) -> Snapshot:
         async with gate:
-            return await context.metadata_files.fetch_snapshot(snapshot_id)
+            return await context.metadata_files.fetch_snapshot_file(snapshot_id)
 
     for theirs in await asyncio.gather(*map(fetch_snapshot, ids)):
         log = await fetch_log(context, theirs, base, _wanted(changes), tip, fetch)
@@ -569,7 +569,7 @@ async def _missed(state: SessionState, branch: str, tip: Tip) -> list[SnapshotIn
     missed: list[SnapshotInfo] = []
     if state.context.capabilities.history_in_snapshot and state.context.ledger.is_current(branch, tip):
         # Another session of this process wrote the tip, so that what is remembered of its history is what it is.
-        newest = await state.context.metadata_files.fetch_snapshot(tip.snapshot_id)
+        newest = await state.context.metadata_files.fetch_snapshot_file(tip.snapshot_id)
         for info in (newest.info, *newest.history):
             if info.id == state.base.id:
                 return missed

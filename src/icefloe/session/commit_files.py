@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,6 +18,7 @@ import numpy as np
 from icefloe.blocking import current_time, gather_each, start_task, wait_for_all
 from icefloe.ids import NodeId, ObjectId, new_object_id
 from icefloe.manifests.cells import ArrayEdits, BulkEdits, contains, in_box
+from icefloe.manifests.list_plan import plan_lists
 from icefloe.manifests.manifest_plan import (
     BuiltManifest,
     ManifestPlan,
@@ -30,6 +30,7 @@ from icefloe.manifests.manifest_plan import (
     plan_manifests,
 )
 from icefloe.model.chunk_table import NO_TABLES
+from icefloe.model.manifest_lists import ListedFiles, ListedRefs, ManifestList
 from icefloe.model.snapshot import (
     REWRITTEN_PARENT_KEY,
     ArrayNode,
@@ -85,7 +86,7 @@ WrittenOutput = list[tuple[BuiltManifest, ManifestFileInfo]]
 
 
 class EarlierFiles:
-    """The manifests and attributes files that earlier tries of a commit wrote.
+    """The manifests, manifest lists and attributes files that earlier tries of a commit wrote.
 
     A try that lost a race to another writer uses them again where that writer did not change what they were made of.
     """
@@ -93,6 +94,8 @@ class EarlierFiles:
     def __init__(self) -> None:
         self._manifests: dict[object, tuple[list[Any], WrittenOutput]] = {}
         self._attributes: dict[tuple[bytes, ...], ObjectId] = {}
+        self.lists: dict[tuple[ObjectId, ...], ManifestList] = {}
+        """Manifest lists by their manifests."""
         self._unsorted: list[tuple[PlannedManifest, Mapping[NodeId, ArrayEdits], WrittenOutput]] = []
         self.reused: set[str] = set()
         """The keys of the files that the present try uses again."""
@@ -101,7 +104,7 @@ class EarlierFiles:
 
     def forget(self) -> None:
         """Use none of the files again, because garbage was collected meanwhile."""
-        for each in (self._manifests, self._attributes, self._unsorted, self.reused):
+        for each in (self._manifests, self._attributes, self.lists, self._unsorted, self.reused):
             each.clear()
 
     def add_manifests(
@@ -196,7 +199,8 @@ async def write_manifests(
     edits = collect_edits(state.changes, gathered, arrays)
     if not edits:
         return WrittenManifests()
-    plan = plan_manifests(arrays, state.base.manifests, edits, state.context.manifest_config)
+    config, files = state.context.manifest_config, state.context.metadata_files
+    plan = await files.with_lists(lambda: plan_manifests(arrays, state.base.manifests, edits, config))
     return await apply_plan(state, plan, edits, start, earlier)
 
 
@@ -228,7 +232,10 @@ async def apply_plan(
             earlier.add_manifests(output, edits, pairs)
     written = [pair for pairs in made for pair in pairs]
     files = {info.id: info for _, info in written} | {part.manifest_id: part.info for part in plan.linked_parts}
-    return WrittenManifests(link_manifests(plan, (built.refs for built, _ in written)), files)
+    linked = await state.context.metadata_files.with_lists(
+        lambda: link_manifests(plan, (built.refs for built, _ in written))
+    )
+    return WrittenManifests(linked, files)
 
 
 async def _write_output(
@@ -293,7 +300,11 @@ async def write_snapshot(
         if files is not None:
             files.written = WrittenCommit(log, tuple(manifests.files))
         attributes = _write_attributes(state, summary.new.keys() | summary.updated.keys(), start, files)
-        snapshot = _build_snapshot(state, request, _link_nodes(nodes, manifests, attributes), manifests, onto)
+        linked = _link_nodes(nodes, manifests, attributes)
+        built = manifests
+        snapshot = await context.metadata_files.with_lists(lambda: _build_snapshot(state, request, linked, built, onto))
+        if context.capabilities.manifest_lists:
+            snapshot = _write_lists(state, snapshot, start, files)
         start(context.metadata_files.write_snapshot(snapshot))
         if context.format.capabilities.transaction_logs:
             start(context.metadata_files.write_transaction_log(snapshot.id, log))
@@ -376,6 +387,18 @@ def _write_attributes(
     }
 
 
+def _write_lists(state: SessionState, snapshot: Snapshot, start: Start, earlier: EarlierFiles | None) -> Snapshot:
+    """Begin to write the manifest lists that the base does not have; returns the snapshot with these lists."""
+    files = state.context.metadata_files
+    listed = plan_lists(snapshot, state.base, {} if earlier is None else earlier.lists)
+    for made in listed.new:
+        start(files.write_list(made))
+    if earlier is not None:
+        earlier.reused.update(files.format.manifest_list_key(each.id) for each in listed.reused)
+        earlier.lists.update((tuple(made.columns.ids), made) for made in listed.new)
+    return listed.snapshot
+
+
 def _link_nodes(
     nodes: Iterable[Node], manifests: WrittenManifests, attributes: Mapping[NodeId, tuple[bytes, AttributesRef]]
 ) -> dict[str, Node]:
@@ -409,9 +432,7 @@ def _build_snapshot(
 ) -> Snapshot:
     base, capabilities = state.base, state.context.format.capabilities
     parent = onto or base
-    known = dict(base.manifests.items()) | dict(manifests.files)
     links = {id(node.manifests): node.manifests for node in nodes.values() if isinstance(node, ArrayNode)}
-    used = dict.fromkeys(itertools.chain.from_iterable(map(manifest_ids, links.values())))
     total = None if parent.total_ancestors is None else parent.total_ancestors + 1
     now = current_time()
     metadata = inherit_metadata(base.metadata, request.metadata, lambda: _changed_paths(state, nodes))
@@ -424,7 +445,7 @@ def _build_snapshot(
         message=request.message,
         metadata=metadata,
         nodes=nodes,
-        manifests={manifest_id: known[manifest_id] for manifest_id in used if manifest_id in known},
+        manifests=_manifest_files(base.manifests, manifests.files, links.values()),
         attribute_files=tuple(
             dict.fromkeys(n.attributes.object_id for n in nodes.values() if n.attributes is not None)
         ),
@@ -432,3 +453,28 @@ def _build_snapshot(
         total_ancestors=total,
         started_at=now,
     )
+
+
+def _manifest_files(
+    base: Mapping[ObjectId, ManifestFileInfo],
+    written: Mapping[ObjectId, ManifestFileInfo],
+    links: Iterable[Sequence[ManifestRef]],
+) -> Mapping[ObjectId, ManifestFileInfo]:
+    """The files of the manifests that arrays link. Those in lists that did not change stay there."""
+    lists: dict[int, ManifestList] = {}
+    used: dict[ObjectId, None] = {}
+    for refs in links:
+        if not isinstance(refs, ListedRefs):
+            used |= dict.fromkeys(manifest_ids(refs))
+            continue
+        for each in refs.lists:
+            if isinstance(each, ManifestList):
+                lists[id(each)] = each
+            else:
+                used |= dict.fromkeys(each.columns.ids)
+    files = {}
+    for manifest_id in used:
+        info = written.get(manifest_id) or base.get(manifest_id)
+        if info is not None:
+            files[manifest_id] = info
+    return ListedFiles(files, lists.values()) if lists else files

@@ -266,7 +266,7 @@ class Fork:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.context, self.inherited, self.changes = state["context"], state["inherited"], state["changes"]
         self.since = state["since"]
-        self.base = run_blocking(self.context.metadata_files.fetch_snapshot(state["snapshot_id"]))
+        self.base = run_blocking(self.context.metadata_files.fetch_snapshot_file(state["snapshot_id"]))
 
 
 def merge_fork(base: Snapshot, ours: ChangeSet, fork: Fork, on_conflict: VersionSelection) -> ChangeSet:

@@ -66,6 +66,7 @@ from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.model.config_value import all_settings, unused_remarks
 from icefloe.model.manifest_conditions import pattern_cost
 from icefloe.model.manifest_config import ARRAY_PER_MANIFEST, SPECIFIED, ManifestConfig, PreloadRules
+from icefloe.model.manifest_lists import ListsNotLoadedError
 from icefloe.model.snapshot import Snapshot, TransactionLog
 from icefloe.session.races import recent_commits
 from icefloe.storage.contract import Storage, Version, Versioned
@@ -285,8 +286,8 @@ class RepositoryContext:
         if written is not None:
             return written
         if self.ledger.is_current(branch, tip):
-            return await self.metadata_files.fetch_snapshot(tip.snapshot_id)
-        snapshot = await self.metadata_files.fetch_snapshot(tip.snapshot_id, anew=True)
+            return await self.metadata_files.fetch_snapshot_file(tip.snapshot_id)
+        snapshot = await self.metadata_files.fetch_snapshot_file(tip.snapshot_id, anew=True)
         self.ledger.note_current(branch, tip)
         return snapshot
 
@@ -790,21 +791,34 @@ def prefetch_tip(context: RepositoryContext, branch: str) -> None:
     """
     guess = context.ledger.recall_tip(branch)
     if guess is not None and not context.metadata_files.has_snapshot(guess):
-        fetching = asyncio.run_coroutine_threadsafe(context.metadata_files.fetch_snapshot(guess), blocking_loop())
+        fetching = asyncio.run_coroutine_threadsafe(context.metadata_files.fetch_snapshot_file(guess), blocking_loop())
         # A missing snapshot is no error: the branch has moved.
         fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def preload(context: RepositoryContext, base: Snapshot) -> None:
     """Fetch the manifests that the configuration names, in the background; the session does not wait."""
-    chosen = manifests_to_preload(base, context.config.manifest) if len(base.nodes) <= _FEW_NODES else None
+    chosen = None
+    with contextlib.suppress(ListsNotLoadedError):
+        chosen = manifests_to_preload(base, context.config.manifest) if len(base.nodes) <= _FEW_NODES else None
     if chosen is None or not all(map(context.metadata_files.find_manifest, chosen)):
         asyncio.run_coroutine_threadsafe(_preload(context, base, chosen), blocking_loop())
 
 
+async def _choose_in_lists(context: RepositoryContext, base: Snapshot) -> list[ObjectId]:
+    try:
+        return await context.metadata_files.with_lists(lambda: manifests_to_preload(base, context.config.manifest))
+    except IcefloeError as error:
+        _log.debug("preloading manifest lists failed: %s", error)
+        return []
+
+
 async def _preload(context: RepositoryContext, base: Snapshot, chosen: list[ObjectId] | None) -> None:
     if chosen is None:
-        chosen = await asyncio.to_thread(manifests_to_preload, base, context.config.manifest)
+        try:
+            chosen = await asyncio.to_thread(manifests_to_preload, base, context.config.manifest)
+        except ListsNotLoadedError:
+            chosen = await _choose_in_lists(context, base)
     for manifest_id in chosen:
         try:
             await context.metadata_files.fetch_manifest(manifest_id)

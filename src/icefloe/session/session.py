@@ -206,7 +206,7 @@ class Session(ChunkMethods, CardMixin):
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         context: RepositoryContext = state["context"]
-        base = run_blocking(context.metadata_files.fetch_snapshot(state["snapshot_id"]))
+        base = run_blocking(context.metadata_files.fetch_snapshot_file(state["snapshot_id"]))
         self.__init__(context, base)  # type: ignore[misc]
 
     # -- changes --------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from icefloe.ledger.ledger import Tip
 from icefloe.manifests.cells import PartRef, filter_box, in_box, intersect
 from icefloe.manifests.chunk_columns import Found, merge_edits, overlay, take
 from icefloe.model.chunk_table import ChunkKind, ChunkRef, ChunkTable, Coords, highest, rows_below
+from icefloe.model.manifest_lists import lists_of
 from icefloe.model.snapshot import ArrayNode, Extents, GroupNode, ManifestRef, Node, Snapshot
 from icefloe.model.zarr_document import (
     check_json,
@@ -307,6 +308,11 @@ class SessionView:
     def changes(self) -> ChangeSet:
         return self.tree.changes
 
+    async def fetch_base(self) -> Snapshot:
+        """The base, with its manifest lists loaded."""
+        await self.context.metadata_files.load_lists(lists_of(self.base))
+        return self.base
+
     async def fetch_document(self, path: str) -> bytes | None:
         """The zarr.json at a path, as it was written."""
         node = self.tree.find(path)
@@ -335,7 +341,7 @@ class SessionView:
     async def chunk_batches(self, node: ArrayNode, batch_size: int) -> AsyncIterator[ChunkTable]:
         """Every reference of an array, in order, in tables of at most `batch_size` rows."""
         views = [view.node for layer in self._layers(node) for view in layer.parts]
-        slabs: Sequence[Extents | None] = self.lookup.slabs(node, *views) or [None]
+        slabs: Sequence[Extents | None] = await self.lookup.slabs(node, *views) or [None]
         for box in slabs:
             table = await self.chunk_table(node, box)
             for start in range(0, len(table), batch_size):

@@ -201,7 +201,7 @@ def _node_row(node: Node, document: Mapping[str, Any]) -> list[Any]:
 
 
 def _manifests(repository: Repository, session: Session) -> Iterator[list[Any]]:
-    base = session.state.base
+    base = run_blocking(session.state.fetch_base())
     arrays: dict[str, list[str]] = {manifest_id: [] for manifest_id in base.manifests}
     for node in base.nodes.values():
         if isinstance(node, ArrayNode):

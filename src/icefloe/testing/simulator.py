@@ -27,7 +27,9 @@ from icefloe import metadata_files as files
 from icefloe.blocking import Environment, adopt, using
 from icefloe.formats.icechunk2.repo_file import decode_repo
 from icefloe.ledger import icechunk2
+from icefloe.manifests import list_plan
 from icefloe.model.capabilities import SpecVersion
+from icefloe.model.manifest_config import ManifestConfig, ManifestSet
 from icefloe.repository.repository import Repository
 from icefloe.testing.actors import CONFIGS, DAY, EPOCH, Process, Step
 from icefloe.testing.model import array_document
@@ -297,6 +299,11 @@ def simulate(
 def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] = sys.stdout.write) -> int:
     """The command line; exit code 1 if a rule was broken."""
     options = _parse(arguments)
+    if options.manifest_lists:
+        # Manifests of one chunk, and lists of two of them.
+        list_plan.SIZES = list_plan.ListSizes(listed_from=1, usual=2, largest=2)
+        for config in CONFIGS.values():
+            config.manifest = ManifestConfig(sets=(ManifestSet.default(split_size=1),), rules=())
     if arguments is None and os.environ.get("PYTHONHASHSEED") != "0":
         command = [sys.executable, "-m", "icefloe.testing.simulator", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
@@ -340,6 +347,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--schedules", type=int, help="stop after so many schedules per generation")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between lines of progress")
+    parser.add_argument("--manifest-lists", action="store_true", help="write manifests of one chunk, in lists of two")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     return parser.parse_args(arguments)
 

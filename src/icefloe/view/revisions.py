@@ -20,7 +20,7 @@ from icefloe.display.graph import Commit, Ref, plan_graph
 from icefloe.errors import InvalidInputError, NotFoundError, RefNotFoundError
 from icefloe.maintenance.merge import MERGED
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.snapshot import ArrayNode, Diff, GroupNode, Node, SnapshotInfo
+from icefloe.model.snapshot import ArrayNode, Diff, GroupNode, Node, SnapshotInfo, manifest_ids
 from icefloe.model.zarr_document import parse_document
 from icefloe.repository import Repository
 from icefloe.repository.history import fetch_refs, newest_commits
@@ -350,11 +350,8 @@ def node_facts(viewed: ViewedRepository, snapshot_id: str, path: str) -> dict[st
     facts["truncated"] = document.get("truncated", False)
     if not isinstance(node, ArrayNode):
         return facts
-    table_rows = sum(
-        session.state.base.manifests[ref.manifest_id].num_chunk_refs
-        for ref in node.manifests
-        if ref.manifest_id in session.state.base.manifests
-    )
+    files = run_blocking(session.state.fetch_base()).manifests
+    table_rows = sum(files[each].num_chunk_refs for each in manifest_ids(node.manifests) if each in files)
     return facts | {
         "chunk_shape": plain(document.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")),
         "chunk_bounds": _chunk_bounds(node),
@@ -420,6 +417,7 @@ def kind_sizes(table: ChunkTable) -> dict[str, Any]:
 
 def array_sizes(viewed: ViewedRepository, session: Session, node: ArrayNode) -> dict[str, Any]:
     """Chunks and bytes of one array. `cells` is the number of chunks of the grid."""
+    run_blocking(session.state.fetch_base())
     key = "sizes", node.id, node.manifests, node.grid
 
     def load() -> dict[str, Any]:

@@ -52,7 +52,7 @@ def sizes(viewed: ViewedRepository, snapshot_id: str) -> dict[str, Any]:
 
 
 def _sizes(viewed: ViewedRepository, session: Session) -> dict[str, Any]:
-    base = session.state.base
+    base = run_blocking(session.state.fetch_base())
     references = sum(each.num_chunk_refs for each in base.manifests.values())
     if references > MOST_REFERENCES:
         raise InvalidInputError(
@@ -82,7 +82,7 @@ def growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, 
 
 def _growth(viewed: ViewedRepository, snapshot_id: str, limit: int) -> dict[str, Any]:
     infos = list(itertools.islice(viewed.repository.ancestry(snapshot_id=snapshot_id), limit))[::-1]
-    snapshots = [viewed.session(info.id).state.base for info in infos]
+    snapshots = [run_blocking(viewed.session(info.id).state.fetch_base()) for info in infos]
     distinct = {each.id: each.num_chunk_refs for base in snapshots for each in base.manifests.values()}
     if sum(distinct.values()) > _MOST_HISTORY_REFERENCES:
         raise InvalidInputError(
@@ -159,7 +159,7 @@ class Plane:
 
 
 def _check_size(session: Session, node: ArrayNode) -> None:
-    known = session.state.base.manifests
+    known = run_blocking(session.state.fetch_base()).manifests
     count = sum(known[ref.manifest_id].num_chunk_refs for ref in node.manifests if ref.manifest_id in known)
     if count > _MOST_ARRAY_REFERENCES:
         raise InvalidInputError(

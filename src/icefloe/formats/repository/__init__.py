@@ -4,12 +4,14 @@ Modules
 -------
 - `legacy_flatbuffers`: Files of early releases between `repository` and `icechunk1`: flatbuffers around MessagePack
   metadata.
+- `manifest_list`: Manifest lists of the generation `repository`: their files, and their summaries in snapshots.
 - `manifest_reader`: Read manifests of the generation `repository`: as a matrix where rows have fixed width, else
   entry by entry.
 - `manifest_writer`: Write manifests of the generation `repository` as rows of fixed width.
 - `snapshot`: Snapshots and small documents of the generation `repository`: MessagePack and JSON to values and back.
 - `transaction_log`: Transaction logs of the generation `repository`: lists of node ids and coordinates of changed
   chunks.
+- `wire_values`: Values in MessagePack files of the generation `repository`: checked decoding, and ids.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ from icefloe.formats.header import (
     is_believable,
     is_flatbuffer,
 )
+from icefloe.formats.repository.manifest_list import decode_list_body, encode_list_body
 from icefloe.formats.repository.manifest_reader import RowManifest, decode_manifest_body
 from icefloe.formats.repository.manifest_writer import HINT_PREFIX, encode_manifest_body
-from icefloe.formats.repository.snapshot import MALFORMED, decode_or_refuse, decode_snapshot_body, encode_snapshot_body
+from icefloe.formats.repository.snapshot import decode_snapshot_body, encode_snapshot_body
 from icefloe.formats.repository.transaction_log import decode_log_body, encode_log_body
+from icefloe.formats.repository.wire_values import MALFORMED, decode_or_refuse
 from icefloe.ids import ObjectId
 from icefloe.lazy_exports import lazy_module
 from icefloe.model.capabilities import Capabilities, SpecVersion
+from icefloe.model.manifest_lists import ListContent
 from icefloe.model.snapshot import Manifest, Snapshot, TransactionLog
 from icefloe.model.zarr_document import check_messagepack, is_believable_messagepack
 
@@ -55,6 +60,7 @@ _LEVEL = 1
 _LIMITS = {
     FileType.SNAPSHOT: DecompressionLimits(max_bytes=1 << 30),
     FileType.MANIFEST: DecompressionLimits(max_bytes=4 << 30),
+    FileType.MANIFEST_LIST: DecompressionLimits(max_bytes=1 << 30),
     FileType.ATTRIBUTES: DecompressionLimits(max_bytes=1 << 30),
     FileType.TRANSACTION_LOG: DecompressionLimits(max_bytes=1 << 30),
 }
@@ -66,7 +72,9 @@ class RepositoryFormat(Format):
     """Writes one layout. Reads all layouts that were released in this generation."""
 
     spec_version = SpecVersion.REPOSITORY
-    capabilities = Capabilities(boxes_in_logs=True, attributes_files=True, history_in_snapshot=True)
+    capabilities = Capabilities(
+        boxes_in_logs=True, attributes_files=True, history_in_snapshot=True, manifest_lists=True
+    )
     searches_manifests = True
 
     def object_metadata(self, file_type: str) -> Mapping[str, str]:
@@ -120,6 +128,14 @@ class RepositoryFormat(Format):
             return _BYTES_ROWS.decode(body)
         except MALFORMED:
             return [row.encode() for row in decode_or_refuse(_TEXT_ROWS, body, "attributes")]
+
+    def encode_manifest_list(self, content: ListContent) -> bytes:
+        return self._encode(FileType.MANIFEST_LIST, encode_list_body(content))
+
+    def decode_manifest_list(self, data: bytes) -> ListContent:
+        body = _decode(FileType.MANIFEST_LIST, data)
+        check_messagepack(body, len(data), "manifest list")
+        return decode_list_body(body)
 
     def _encode(self, file_type: FileType, body: bytes | memoryview) -> bytes:
         compressed = compress(body, self.compression_level or _LEVEL)

@@ -14,7 +14,8 @@ from icefloe.formats.flatbuf.files import decode_transaction_log_body
 from icefloe.formats.flatbuf.flexbuffers import decode_metadata, read_items
 from icefloe.formats.flatbuf.manifest import decode_manifest_body
 from icefloe.formats.flatbuf.snapshot import ARRAY, GROUP, ManifestColumns, decode_snapshot_body, read_manifest_files
-from icefloe.formats.repository.snapshot import AS_EARLY, MALFORMED, decode_members, join_document
+from icefloe.formats.repository.snapshot import AS_EARLY, decode_members, join_document
+from icefloe.formats.repository.wire_values import MALFORMED
 from icefloe.ids import encode_base32
 from icefloe.model.snapshot import ArrayNode, GroupNode, Manifest, Node, Snapshot, TransactionLog, from_microseconds
 from icefloe.model.zarr_document import ArrayShape, is_node_path, parse_array_shape, parse_document

@@ -30,7 +30,7 @@ from icefloe.formats.repository.manifest_writer import (
     RowClass,
     layout_of,
 )
-from icefloe.formats.repository.snapshot import (
+from icefloe.formats.repository.wire_values import (
     WireId,
     WireNodeId,
     decode_or_refuse,

@@ -11,29 +11,30 @@ import functools
 import itertools
 import json
 import math
-import re
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
 from icefloe.blocking import fork_safe_lock
 from icefloe.errors import FormatError, InvalidInputError
+from icefloe.formats.repository.manifest_list import Lists, decode_summaries, encode_summaries
 from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, map_header, text_header
-from icefloe.ids import (
-    NODE_ID_BYTES,
-    OBJECT_ID_BYTES,
-    NodeId,
-    ObjectId,
-    decode_base32,
-    encode_base32,
-    encode_base32_all,
-    text_length,
+from icefloe.formats.repository.wire_values import (
+    MALFORMED,
+    WireId,
+    WireNodeId,
+    are_canonical_ids,
+    decode_or_refuse,
+    parse_node_id,
+    parse_object_id,
 )
+from icefloe.ids import NodeId, ObjectId, encode_base32_all
+from icefloe.model.manifest_lists import ListedFiles, ListedRefs
 from icefloe.model.snapshot import (
     ArrayNode,
     AttributesRef,
@@ -51,67 +52,6 @@ from icefloe.model.snapshot import (
     columns_of,
 )
 from icefloe.model.zarr_document import find_bad_path, parse_array_shape, parse_document
-
-WireId: TypeAlias = str | tuple[bytes, tuple[Any, ...]]
-"""Text, or [bytes, []]."""
-WireNodeId: TypeAlias = int | str | tuple[bytes, tuple[Any, ...]]
-"""A counter in the earliest files, later the same as WireId."""
-
-T = TypeVar("T")
-
-_CANONICAL_ID = re.compile("[0-9A-HJKMNP-TV-Z]{19}[0G]")
-"""An id in canonical form: 20 characters have four bits more than the 96 of an id, and these are zero."""
-
-_CANONICAL_IDS = re.compile(f"(?:{_CANONICAL_ID.pattern})+")
-_ID_LENGTH = text_length(OBJECT_ID_BYTES)
-
-MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
-"""The exceptions that decoding invalid MessagePack can raise."""
-
-
-def decode_or_refuse(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.Raw, what: str) -> T:
-    """Decode MessagePack. A FormatError contains the expected kind of file."""
-    try:
-        return decoder.decode(data)
-    except MALFORMED as error:
-        raise FormatError(f"a {what} file does not match the format: {error}") from error
-
-
-def parse_object_id(wire: Any) -> ObjectId:
-    """An object id as text, checked."""
-    if isinstance(wire, str) and _CANONICAL_ID.fullmatch(wire):
-        return wire
-    return encode_base32(parse_object_id_bytes(wire))
-
-
-def are_canonical_ids(texts: Sequence[str]) -> bool:
-    """Whether all of these are ids in canonical form."""
-    return {*map(len, texts)} == {_ID_LENGTH} and _CANONICAL_IDS.fullmatch("".join(texts)) is not None
-
-
-def parse_object_id_bytes(wire: Any) -> bytes:
-    """An object id as bytes."""
-    return _parse_id(wire, OBJECT_ID_BYTES)
-
-
-def parse_node_id(wire: Any) -> NodeId:
-    """A node id as 8 bytes. Counters become big-endian numbers."""
-    if isinstance(wire, int):
-        if not 0 <= wire < 1 << 64:
-            raise FormatError(f"{wire} is not a node id, expected 0..2^64-1")
-        return wire.to_bytes(NODE_ID_BYTES, "big")
-    return _parse_id(wire, NODE_ID_BYTES)
-
-
-def _parse_id(wire: Any, byte_count: int) -> bytes:
-    if isinstance(wire, str):
-        try:
-            return decode_base32(wire, byte_count)
-        except InvalidInputError as error:
-            raise FormatError(str(error)) from error
-    if isinstance(wire, tuple) and len(wire) == 2 and isinstance(wire[0], bytes) and len(wire[0]) == byte_count:
-        return wire[0]
-    raise FormatError(f"{wire!r:.80} is not an id of {byte_count} bytes")
 
 
 def parse_time(text: str) -> dt.datetime:
@@ -349,8 +289,8 @@ def _indent(value: dict[str, Any]) -> bytes:
 
 
 HISTORY, PARENTS, METADATA = "icefloe.history", "icefloe.parents", "icefloe.metadata"
-DOCUMENTS, MANIFESTS = "icefloe.documents", "icefloe.manifests"
-RESERVED = frozenset({HISTORY, PARENTS, METADATA, DOCUMENTS, MANIFESTS})
+DOCUMENTS, MANIFESTS, LISTS = "icefloe.documents", "icefloe.manifests", "icefloe.manifest-lists"
+RESERVED = frozenset({HISTORY, PARENTS, METADATA, DOCUMENTS, MANIFESTS, LISTS})
 
 MAX_HISTORY = 32
 """How many ancestors a snapshot file contains. Older history is read from the file of the last one."""
@@ -389,8 +329,16 @@ def encode_properties(snapshot: Snapshot) -> dict[str, Any]:
     parents = {child: parent for (child, parent), next_id in zip(chain, following, strict=True) if parent != next_id}
     if parents:
         properties[PARENTS] = parents
-    properties[MANIFESTS] = [info.num_chunk_refs for info in snapshot.manifests.values()]
+    properties[MANIFESTS] = [info.num_chunk_refs for info in _own_files(snapshot).values()]
+    lists = encode_summaries(snapshot.nodes) if isinstance(snapshot.manifests, ListedFiles) else None
+    if lists:
+        properties[LISTS] = lists
     return properties
+
+
+def _own_files(snapshot: Snapshot) -> Mapping[ObjectId, ManifestFileInfo]:
+    """The manifest files that are in no list."""
+    return snapshot.manifests.own if isinstance(snapshot.manifests, ListedFiles) else snapshot.manifests
 
 
 def encode_history(snapshot: Snapshot) -> list[list[str]]:
@@ -453,7 +401,9 @@ _MOST_KNOWN = 4096
 class NodeMap(StoredNodes):
     """Nodes by path. A node is decoded at its first use, so that opening a large snapshot is fast."""
 
-    def __init__(self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None) -> None:
+    def __init__(
+        self, encoded: Mapping[str, msgspec.Raw], kept: Mapping[str, Kept] | None, lists: Lists | None = None
+    ) -> None:
         """`kept` is what the snapshot stores in addition to the members. It is None in files of other writers."""
         self._paths = sorted(encoded)
         bad = find_bad_path(encoded)
@@ -461,6 +411,7 @@ class NodeMap(StoredNodes):
             raise FormatError(f"a snapshot has a node at {bad!r:.80}, which is not a valid path")
         self._encoded = dict(encoded)
         self._kept = kept
+        self._lists = lists or {}
         self._decoded: dict[str, Node] = {}
         self._shared = _SharedValues()
 
@@ -470,7 +421,7 @@ class NodeMap(StoredNodes):
             encoded = self._encoded[path]
             default = AS_EARLY if self._kept is None else AS_ZARR
             kept = default if self._kept is None else self._kept.get(path, default)
-            node = self._decoded[path] = _decode_node(path, encoded, kept, self._shared)
+            node = self._decoded[path] = _decode_node(path, encoded, kept, self._shared, self._lists.get(path))
         return node
 
     def __contains__(self, path: object) -> bool:
@@ -487,11 +438,12 @@ class NodeMap(StoredNodes):
         return dict(zip(map(parse_node_id, found), self._paths, strict=True))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, ({path: bytes(memoryview(raw)) for path, raw in self._encoded.items()}, self._kept)
+        encoded = {path: bytes(memoryview(raw)) for path, raw in self._encoded.items()}
+        return _rebuild, (encoded, self._kept, self._lists)
 
 
-def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None) -> NodeMap:
-    return NodeMap({path: msgspec.Raw(data) for path, data in encoded.items()}, kept)
+def _rebuild(encoded: dict[str, bytes], kept: Mapping[str, Kept] | None, lists: Lists) -> NodeMap:
+    return NodeMap({path: msgspec.Raw(data) for path, data in encoded.items()}, kept, lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +464,7 @@ class _SharedValues:
         self.described: dict[tuple[bytes, bytes, int], _Described] = {}
 
 
-def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedValues) -> Node:
+def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedValues, lists: ListedRefs | None) -> Node:
     wire_id, own_path, wire_attributes, data = decode_or_refuse(_NODE, encoded, "snapshot")
     if own_path != path or not path.startswith("/"):
         raise FormatError(f"a snapshot has the node {own_path!r:.80} under the path {path!r:.80}")
@@ -525,15 +477,19 @@ def _decode_node(path: str, encoded: msgspec.Raw, kept: Kept, shared: _SharedVal
             document = kept if isinstance(kept, bytes) else join_document(_ANY.decode(attributes), None, kept)
             return GroupNode(node_id, path, document, reference)
         (name, (zarr, wire_manifests)) = _only_item(data)
-        if name != "Array":
+        if name not in ("Array", "ListedArray"):
             raise FormatError(f"the node {path!r:.80} has the unknown kind {name!r:.40}")
+        if (name == "ListedArray") != (lists is not None):
+            raise FormatError(f"the kind {name} of the node {path!r:.80} contradicts the lists of the snapshot")
         if isinstance(kept, bytes):
             parsed = parse_array_shape(parse_document(kept), path)
             document, shape, grid, names = kept, parsed.shape, parsed.grid, parsed.dimension_names
         else:
             found = _describe(path, attributes, bytes(zarr), kept, shared)
             document, shape, grid, names = found.document, found.shape, found.grid, found.dimension_names
-        manifests = _decode_manifests(wire_manifests, path, len(shape), shared)
+        manifests = lists or _decode_manifests(wire_manifests, path, len(shape), shared)
+        if lists is not None and lists.bounds.shape[1] != len(shape):
+            raise FormatError(f"the array {path!r:.80} of rank {len(shape)} has manifest lists of another rank")
         return ArrayNode(node_id, path, document, shape, grid, names, manifests, reference)
     except (InvalidInputError, *MALFORMED) as error:
         raise FormatError(f"the node {path!r:.80} of a snapshot cannot be read: {error}") from error
@@ -693,6 +649,11 @@ def _decode_with_history(body: bytes) -> Snapshot:
     parents = properties.get(PARENTS)
     counts = properties.get(MANIFESTS)
     kept = properties.get(DOCUMENTS)
+    lists = decode_summaries(properties[LISTS]) if LISTS in properties else {}
+    if not nodes.keys() >= lists.keys():
+        raise FormatError("a snapshot has manifest lists of an array that does not exist")
+    listed = dict.fromkeys(each for refs in lists.values() for each in refs.select(np.arange(len(refs.lists))))
+    own_files = _open_files(files, counts if isinstance(counts, list) else [])
     return Snapshot(
         id=snapshot_id,
         parent_id=parent_or(
@@ -701,8 +662,8 @@ def _decode_with_history(body: bytes) -> Snapshot:
         written_at=parse_time(own[1]),
         message=own[2],
         metadata=decode_metadata(properties),
-        nodes=NodeMap(nodes, _check_kept(kept)),
-        manifests=_open_files(files, counts if isinstance(counts, list) else []),
+        nodes=NodeMap(nodes, _check_kept(kept), lists),
+        manifests=ListedFiles(own_files, listed) if listed else own_files,
         attribute_files=_decode_attribute_files(attribute_files),
         history=ancestors,
         total_ancestors=max(total, len(ancestors)),
@@ -786,6 +747,8 @@ _MAX_SHORT = 2**16 - 1
 _NODE_HEAD = b"\x94" + text_header(NODE_TEXT_BYTES)
 _NIL, _INLINE = b"\xc0", b"\x81" + text_header(6) + b"Inline"
 _GROUP, _ARRAY = text_header(5) + b"Group", b"\x81" + text_header(5) + b"Array\x92"
+_LISTED_ARRAY = b"\x81" + text_header(11) + b"ListedArray\x92"
+"""The kind of an array whose manifests are in lists. Readers that do not know lists refuse it."""
 
 
 def encode_snapshot_body(snapshot: Snapshot) -> bytes:
@@ -799,7 +762,7 @@ def encode_snapshot_body(snapshot: Snapshot) -> bytes:
         properties[DOCUMENTS] = kept
         return _ENCODER.encode(
             [
-                [[info.id, FILE_VERSION, info.size_bytes] for info in snapshot.manifests.values()],
+                [[info.id, FILE_VERSION, info.size_bytes] for info in _own_files(snapshot).values()],
                 [[attributes_id, FILE_VERSION] for attributes_id in snapshot.attribute_files],
                 min(total, _MAX_TOTAL),
                 min(len(snapshot.history), _MAX_SHORT),
@@ -837,6 +800,8 @@ def _encode_nodes(nodes: Mapping[str, Node], kept: dict[str, Kept]) -> msgspec.R
             parts.append(_GROUP)
         elif split.zarr is None:
             raise InvalidInputError(f"the zarr.json of array {path} is that of a group")
+        elif isinstance(node.manifests, ListedRefs):
+            parts += (_LISTED_ARRAY, split.zarr, b"\x90")
         else:
             parts += (_ARRAY, split.zarr, links.encode(node.manifests))
     return msgspec.Raw(b"".join(parts))

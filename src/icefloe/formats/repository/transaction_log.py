@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from icefloe.errors import FormatError
 from icefloe.formats.repository.manifest_writer import NODE_TEXT_BYTES, text_header
-from icefloe.formats.repository.snapshot import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
+from icefloe.formats.repository.wire_values import MALFORMED, WireNodeId, decode_or_refuse, parse_node_id
 from icefloe.ids import (
     NODE_ID_BYTES,
     NodeId,
