@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import pickle
@@ -13,7 +14,13 @@ from hypothesis import strategies as st
 
 from icefloe.errors import FormatError
 from icefloe.formats.repository import FORMAT
-from icefloe.formats.repository.snapshot import encode_snapshot_body
+from icefloe.formats.repository.manifest_list import (
+    decode_list_body,
+    decode_summaries,
+    encode_list_body,
+    encode_summaries,
+)
+from icefloe.formats.repository.snapshot import decode_snapshot_body, encode_snapshot_body
 from icefloe.ids import new_object_id
 from icefloe.manifests import list_plan
 from icefloe.manifests.list_plan import ListSizes, plan_lists
@@ -281,3 +288,33 @@ def test_a_summary_says_where_manifests_are(first: list[int]) -> None:
             assert own in refs.holding(np.array([[row[0][0]]], dtype=np.uint32))
     assert refs.holding(np.array([[950], [960]], dtype=np.uint32)) == []
     assert all(isinstance(each.summary, ListSummary) for each in listed.new)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=3), st.booleans())
+def test_a_damaged_body_is_a_format_error_or_read(changes: list[tuple[int, int]], is_list: bool) -> None:
+    listed = plan_lists(snapshot(array([ref(n) for n in range(9)])))
+    body = bytearray(encode_list_body(listed.new[0].content) if is_list else encode_snapshot_body(listed.snapshot))
+    for place, value in changes:
+        body[place % len(body)] = value
+    with contextlib.suppress(FormatError):
+        if is_list:
+            decode_list_body(bytes(body))
+            return
+        found = decode_snapshot_body(bytes(body))
+        assert all(isinstance(node.path, str) for node in found.nodes.values())
+        assert all(len(each) > 0 for each in lists_of(found))
+
+
+def test_summaries_that_contradict_each_other_are_refused() -> None:
+    listed = plan_lists(snapshot(array([ref(n) for n in range(9)])))
+    good = encode_summaries(listed.snapshot.nodes)["/a"][0]
+    assert len(decode_summaries({"/a": [good]})["/a"]) == good[1]
+    numbers = ((1, 0), (1, 1 << 40), (2, -1), (3, -1))
+    for at, bad in ((0, "x"), *numbers, (4, [3, 3]), (4, [1]), (5, [-1, 3]), (7, [1 << 40]), (7, [])):
+        wire = [*good[:at], bad, *good[at + 1 :]]
+        with pytest.raises(FormatError):
+            decode_summaries({"/a": [wire]})
+    other = [good[0], good[1] + 1, *good[2:]]
+    for wrong in ({"/a": []}, {"/a": [good[:-1]]}, {"/a": [good], "/b": [other]}, [good]):
+        with pytest.raises(FormatError):
+            decode_summaries(wrong)
