@@ -286,7 +286,9 @@ def test_a_summary_says_where_manifests_are(first: list[int]) -> None:
         for row in each.columns.boxes.tolist():
             assert own in refs.meeting(tuple(map(tuple, row)))
             assert own in refs.holding(np.array([[row[0][0]]], dtype=np.uint32))
+            assert own in refs.at((row[0][0],))
     assert refs.holding(np.array([[950], [960]], dtype=np.uint32)) == []
+    assert refs.at((950,)) == []
     assert all(isinstance(each.summary, ListSummary) for each in listed.new)
 
 

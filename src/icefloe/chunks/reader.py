@@ -38,7 +38,7 @@ from icefloe.model.chunk_table import (
     table_from_rows,
 )
 from icefloe.model.config import CachingConfig, RepositoryConfig
-from icefloe.model.manifest_lists import ListedRefs, ManifestList, missing_lists
+from icefloe.model.manifest_lists import ListedRefs, ListsNotLoadedError, ManifestList, missing_lists
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef, RefColumns, columns_of
 from icefloe.storage.contract import Buffer, Storage
 
@@ -624,10 +624,6 @@ def _boxes(node: ArrayNode) -> _Boxes:
     return _Boxes.of(node.manifests, ids, bounds)
 
 
-def _row(coords: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    return np.array([coords], dtype=np.uint32)
-
-
 def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:
     """The references of an array in a manifest."""
     table = manifest.tables.get(node.id)
@@ -647,7 +643,7 @@ class ChunkLookup:
     async def find(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | None:
         """The reference of one chunk, or None when it was never written."""
         if isinstance(node.manifests, ListedRefs):
-            await self._metadata_files.load_lists(node.manifests.holding(_row(coords)))
+            await self._metadata_files.load_lists(node.manifests.at(coords))
         for manifest_id in self.manifests_for(node, coords):
             refs = await self._find_few(node, manifest_id, [coords])
             if refs is not None:
@@ -661,9 +657,11 @@ class ChunkLookup:
 
     def find_now(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | NotInMemory | None:
         """What `find` returns, if the manifests are in memory."""
-        if isinstance(node.manifests, ListedRefs) and missing_lists(node.manifests.holding(_row(coords))):
+        try:
+            manifest_ids = self.manifests_for(node, coords)
+        except ListsNotLoadedError:
             return NOT_IN_MEMORY
-        for manifest_id in self.manifests_for(node, coords):
+        for manifest_id in manifest_ids:
             manifest = self._metadata_files.find_manifest(manifest_id)
             if isinstance(manifest, Manifest):
                 table = _table_in(manifest, node)
@@ -711,7 +709,9 @@ class ChunkLookup:
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
         """Manifests that may hold a chunk. Raises ListsNotLoadedError."""
         if isinstance(node.manifests, ListedRefs):
-            lists = node.manifests.holding(_row(coords))
+            lists = node.manifests.at(coords)
+            if len(lists) == 1:
+                return self._index_list(lists[0]).holding(coords)
             return list(itertools.chain.from_iterable(self._index_list(each).holding(coords) for each in lists))
         boxes = self._indexed.get(id(node.manifests))
         if boxes is None or boxes.source is not node.manifests:

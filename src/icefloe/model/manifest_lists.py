@@ -225,8 +225,6 @@ class ListedRefs(ManifestRefs):
 
     def holding(self, coords: npt.NDArray[np.uint32]) -> list[ManifestList]:
         """The lists that may have manifests with some of these chunks."""
-        if len(coords) == 1:
-            return self.select(np.flatnonzero(self._contain(coords[0])))
         near = self.meeting(np.stack([coords.min(axis=0), coords.max(axis=0).astype(np.int64) + 1], axis=1))
         found = []
         for each in near:
@@ -235,9 +233,11 @@ class ListedRefs(ManifestRefs):
                 found.append(each)
         return found
 
-    def _contain(self, coords: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-        inside: npt.NDArray[np.bool_] = ((self.bounds[:, :, 0] <= coords) & (self.bounds[:, :, 1] > coords)).all(axis=1)
-        return inside
+    def at(self, coords: Sequence[int]) -> list[ManifestList]:
+        """The lists that may have manifests with a chunk."""
+        point = np.asarray(coords, dtype=np.int64)
+        inside = ((self.bounds[:, :, 0] <= point) & (point < self.bounds[:, :, 1])).all(axis=1)
+        return self.select(np.flatnonzero(inside))
 
     def select(self, positions: npt.NDArray[np.intp]) -> list[ManifestList]:
         """The lists at some positions."""
