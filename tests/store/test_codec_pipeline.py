@@ -14,6 +14,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.core.buffer import BufferPrototype, cpu
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 from zarr.testing.strategies import basic_indices, orthogonal_indices
@@ -102,8 +103,8 @@ def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
         plain = zarr.create_array(plain_store, **options)
         with icefloe.fast_pipeline():
             fast = zarr.create_array(session.store, **options)
-        assert type(fast.async_array.codec_pipeline) is BatchedChunkPipeline
-        assert type(plain.async_array.codec_pipeline) is not BatchedChunkPipeline
+        assert type(fast._async_array.codec_pipeline) is BatchedChunkPipeline
+        assert type(plain._async_array.codec_pipeline) is not BatchedChunkPipeline
         for array in (plain, fast):
             array[...] = values
         for _ in range(data.draw(st.integers(0, 3))):
@@ -196,8 +197,8 @@ def test_arrays_in_other_stores_keep_zarrs_pipeline_and_pickle_without_ours() ->
     with icefloe.fast_pipeline():
         array = zarr.create_array(MemoryStore(), shape=(8,), chunks=(2,), dtype="i4")
         array[:] = 3
-    assert type(array.async_array.codec_pipeline).__module__.startswith("zarr.")
-    assert b"icefloe" not in pickle.dumps(array.async_array.codec_pipeline)
+    assert type(array._async_array.codec_pipeline).__module__.startswith("zarr.")
+    assert b"icefloe" not in pickle.dumps(array._async_array.codec_pipeline)
 
 
 def test_it_is_on_unless_somebody_chose_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,3 +318,44 @@ def test_a_lone_chunk_that_cannot_be_read_is_named(tmp_path: Path, damage: str) 
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(icefloe.FormatError, match=r"chunk .*3.* of /a"):
         array[3]
+
+
+class _OtherBuffer(cpu.NDBuffer):
+    """A kind of buffer that a reader may ask for. It notes what was decoded into it."""
+
+    made = 0
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(array)
+        _OtherBuffer.made += 1
+
+
+def test_the_codecs_of_an_array_are_remembered_but_not_what_a_reader_asked_for(tmp_path: Path) -> None:
+    repo = icefloe.Repository.create(tmp_path)
+    with repo.transaction("main", message="data") as store:
+        zarr.create_array(store, name="t", shape=(6, 4), chunks=(1, 4), dtype="i4", compressors=[GZIP])[:] = [
+            [5] * 4
+        ] * 6
+    array = zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")
+    other = BufferPrototype(buffer=cpu.Buffer, nd_buffer=_OtherBuffer)
+    counts = []
+    for prototype in (None, other, None, other):
+        _OtherBuffer.made = 0
+        assert np.asarray(array.get_basic_selection((2, slice(None)), prototype=prototype)).tolist() == [5] * 4
+        counts.append(_OtherBuffer.made)
+    assert counts[0] == counts[2] == 0
+    assert counts[1] == counts[3] > 1, "the output, and the chunk that was decoded"
+
+
+def test_a_pipeline_is_pickled_without_the_codecs_that_it_remembers(tmp_path: Path) -> None:
+    repo = icefloe.Repository.create(tmp_path)
+    with repo.transaction("main", message="data") as store:
+        zarr.create_array(store, name="t", shape=(6, 4), chunks=(1, 4), dtype="i4")[:] = 5
+    array = zarr.open_array(repo.readonly_session("main").store, path="t", mode="r")
+    pipeline: Any = array._async_array.codec_pipeline
+    before = pickle.dumps(pipeline)
+    assert array[3].tolist() == [5] * 4  # type: ignore[union-attr]
+    assert pickle.dumps(pipeline) == before
+    copied: Any = pickle.loads(pickle.dumps(array))
+    assert copied._async_array.codec_pipeline == pipeline
+    assert copied[3].tolist() == [5] * 4

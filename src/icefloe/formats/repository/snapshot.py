@@ -317,7 +317,7 @@ def encode_properties(snapshot: Snapshot) -> dict[str, Any]:
         properties[METADATA] = {key: value for key, value in snapshot.metadata.items() if key in RESERVED}
     quoted: dict[ObjectId, Any] = {}
     for entry in snapshot.history:
-        if isinstance(entry.metadata, MetadataElsewhere):
+        if type(entry.metadata) is MetadataElsewhere:  # isinstance takes long for an abstract class
             quoted[entry.id] = None
         elif entry.metadata:
             packed = msgspec.msgpack.encode(entry.metadata)
