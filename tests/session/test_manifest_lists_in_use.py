@@ -301,3 +301,19 @@ def test_a_reader_that_does_not_know_lists_refuses_the_array() -> None:
     found = FORMAT.decode_snapshot(run_blocking(storage.get(f"snapshots/{reopen(storage).lookup_branch('main')}")))
     encoded = found.nodes._encoded["/a"]  # type: ignore[attr-defined]
     assert b"\xabListedArray\x92" in bytes(memoryview(encoded))
+
+
+def test_a_commit_in_progress_whose_list_is_not_written_yet_does_not_stop_a_collection() -> None:
+    storage = icefloe.in_memory_storage()
+    repo = create(storage)
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="a")[2] = 100
+    flushed = session.flush("no branch points to it")
+    own = {each.id for each in lists_of(run_blocking(repo.context.metadata_files.fetch_snapshot(flushed)))}
+    (late,) = own - set(list_ids(repo.readonly_session("main")))
+    data = run_blocking(storage.get(f"attributes/{late}"))
+    run_blocking(storage.delete([f"attributes/{late}"]))
+    reopen(storage).garbage_collect(dt.datetime.now(dt.UTC) - dt.timedelta(days=1))
+    run_blocking(storage.put(f"attributes/{late}", data))
+    snapshot = reopen(storage).readonly_session(snapshot_id=flushed)
+    assert int(zarr.open_array(snapshot.store, path="a", mode="r")[2]) == 100

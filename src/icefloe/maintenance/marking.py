@@ -241,9 +241,9 @@ class _SnapshotMarker:
             try:
                 await files.load_lists([each])
             except FormatError as error:
-                # An earlier run may have collected the lists of a refused commit, before their snapshot.
-                key = files.format.manifest_list_key(each.id)
-                if must_exist or await self.uncached.storage.exists(key):
+                # A commit in progress writes its lists and its snapshot at the same time. And an earlier run may have
+                # collected the lists of a refused commit.
+                if must_exist or not isinstance(error.__cause__, ObjectNotFoundError):
                     raise _unreadable(f"manifest list {each.id}", error) from error
         self.infos.update(known_files(snapshot).items())
         # In some early repositories, the id of the first snapshot is not that of its file. The file is kept.

@@ -204,7 +204,7 @@ class _Verification:
             if each.id not in self.damaged_lists:
                 self.damaged_lists.add(each.id)
                 key = self.uncached.format.manifest_list_key(each.id)
-                is_there = await self.uncached.storage.exists(key)
+                is_there = not isinstance(error.__cause__, ObjectNotFoundError)
                 kind = DamageKind.UNREADABLE if is_there else DamageKind.MISSING
                 detail = str(error) if is_there else "the snapshot names it"
                 self._add(kind, "manifest list", key, detail, snapshot_id)
