@@ -402,7 +402,7 @@ def next_mark(layout: Format, marked: Marked, plan: CollectionPlan, listings: di
         left = everything.garbage[kind]
         gone = np.sort(id_keys(plan.garbage[kind].ids))
         pending[kind] = empty_listing(width) if kind == "snapshots" else left.take(~is_among(left.ids, gone))
-    return SavedMark(layout.spec_version.value, Known(marked.snapshots, marked.manifests), times, live, pending)
+    return SavedMark(layout.spec_version.value, marked.known, times, live, pending)
 
 
 def _as_listed(texts: list[ObjectId], listed: Listed, now: int, width: int) -> Listed:
@@ -631,7 +631,7 @@ async def mark_again(uncached: UncachedRepository, marking: Marking) -> Marked:
     if fresh.targets() <= marking.marked.refs.targets():
         return marking.marked
     await check_refs(uncached, marking, fresh, frozenset(marking.plan.garbage["snapshots"].texts()))
-    known = Known(marking.marked.snapshots, marking.marked.manifests)
+    known = marking.marked.known
     # Another uncached view, because files that the first one cached may have been rewritten since.
     return await mark(reopen_uncached(uncached), frozenset(), frozenset(), known)
 

@@ -25,7 +25,7 @@ from icefloe.maintenance.inventory import (
     stream_bounded,
 )
 from icefloe.model.chunk_table import ChunkKind
-from icefloe.model.manifest_lists import known_files, known_refs, lists_of
+from icefloe.model.manifest_lists import known_files, known_refs, lists_of, missing_lists
 from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, manifest_ids, named_objects
 
 Keys = npt.NDArray[np.uint64]
@@ -44,6 +44,8 @@ class SnapshotFacts:
     quoted: tuple[ObjectId, ...] = ()
     side_objects: tuple[str, ...] = ()
     """Keys of objects in the commit's metadata, see `side_objects`."""
+    is_complete: bool = True
+    """False if a manifest list was missing. A commit in progress may write it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class ManifestFacts:
     """uint8[n, width], sorted."""
     sizes: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """int64[n]: the end of the last reference into each object."""
+    is_missing: bool = False
+    """Whether there was no such file. A commit in progress may write it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,14 @@ class Marked:
     """Unreachable manifests. Only young snapshots, such as those of refused commits, refer to them."""
     infos: Mapping[ObjectId, ManifestFileInfo] = field(default_factory=dict)
     """Sizes of manifests, as snapshots give them. An earlier run may know some manifests without their sizes."""
+
+    @property
+    def known(self) -> Known:
+        """The facts for another mark. Files that were missing are read again, because they may exist by then."""
+        return Known(
+            {key: facts for key, facts in self.snapshots.items() if facts.is_complete},
+            {key: facts for key, facts in self.manifests.items() if not facts.is_missing},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +309,10 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
             manifests |= dict.fromkeys(manifest_ids(known_refs(node)))
     quoted = tuple(entry.id for entry in snapshot.history)
     side_objects = named_objects(snapshot.metadata)
-    return SnapshotFacts(snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, side_objects)
+    is_complete = not missing_lists(lists_of(snapshot))
+    return SnapshotFacts(
+        snapshot.id, snapshot.parent_id, tuple(manifests), tuple(attributes), quoted, side_objects, is_complete
+    )
 
 
 async def _mark_manifests(
@@ -329,7 +344,7 @@ async def fetch_manifest_facts(
         manifest = await uncached.metadata_files.fetch_manifest(manifest_id)
     except ObjectNotFoundError as error:
         if may_be_gone:
-            return ManifestFacts(manifest_id, np.empty((0, width), dtype=np.uint8))
+            return ManifestFacts(manifest_id, np.empty((0, width), dtype=np.uint8), is_missing=True)
         raise _unreadable(f"manifest {manifest_id}", error) from error
     except FormatError as error:
         raise _unreadable(f"manifest {manifest_id}", error) from error
