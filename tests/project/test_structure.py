@@ -22,7 +22,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ENGINE = [path for path in MODULES if path.parent.name != "icechunk"]
 """The modules of `icefloe.icechunk` are not counted: their number and names are those of the official package."""
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE)
-MOST_MODULES = 235
+MOST_MODULES = 236
 SMALLEST_MEDIAN_LINES = 180
 LONGEST_LINES = 900
 LARGEST_SHARE_OF_IMPORTS = 0.09
