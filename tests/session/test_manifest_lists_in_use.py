@@ -1,4 +1,4 @@
-"""Arrays whose manifests are in lists, through the public door: contents, races, requests, damage and garbage."""
+"""Arrays whose manifests are in lists, through the public API: contents, races, requests, damage and garbage."""
 
 from __future__ import annotations
 
@@ -293,6 +293,48 @@ def test_the_snapshot_does_not_grow_with_the_number_of_manifests(monkeypatch: py
         assert len(refs(reopen(storage).readonly_session("main"))) == chunks // 2
     # 2,100 more manifests would have taken 60,000 bytes more.
     assert sizes[1] - sizes[0] < 1_500
+
+
+def create_many(storage: Storage, arrays: int, chunks: int) -> None:
+    with icefloe.Repository.create(storage, config=config()).transaction("main", message="many") as store:
+        for number in range(arrays):
+            array = zarr.create_array(store, name=f"a{number}", shape=(chunks,), chunks=(1,), dtype="i4", fill_value=-1)
+            array[:] = np.arange(chunks) + number
+
+
+def test_many_arrays_with_some_manifests_each_have_lists_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_plan, "SIZES", ListSizes(most_unlisted=20))
+    few, many = icefloe.in_memory_storage(), icefloe.in_memory_storage()
+    create_many(few, 2, 16)
+    create_many(many, 6, 16)
+    assert not lists_of(reopen(few).readonly_session("main").state.base)
+    before = list_ids(reopen(many).readonly_session("main"))
+    assert len(before) == 6
+    with reopen(many).transaction("main", message="one") as store:
+        zarr.open_array(store, path="a3")[5] = 500
+        zarr.create_array(store, name="new", shape=(4,), chunks=(1,), dtype="i4")[:] = 1
+    session = reopen(many).readonly_session("main")
+    # One list was written again. The new array has so few manifests that a list would take more bytes.
+    assert len(set(list_ids(session)) & set(before)) == 5
+    assert len(list_ids(session)) == 6
+    for number in range(6):
+        expected = np.arange(16) + number
+        expected[5] = 500 if number == 3 else expected[5]
+        assert np.array_equal(zarr.open_array(session.store, path=f"a{number}", mode="r")[:], expected)
+    cut_off = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
+    reopen(many).garbage_collect(cut_off)
+    assert not reopen(many).verify().damages
+
+
+def test_the_snapshot_of_many_arrays_does_not_grow_with_their_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(list_plan, "SIZES", ListSizes(most_unlisted=40))
+    sizes = []
+    for chunks in (20, 200):
+        storage = icefloe.in_memory_storage()
+        create_many(storage, 10, chunks)
+        sizes.append(len(run_blocking(storage.get(f"snapshots/{reopen(storage).lookup_branch('main')}"))))
+    # 900 more manifests would have taken 25,000 bytes more.
+    assert sizes[1] - sizes[0] < 500
 
 
 def test_a_reader_that_does_not_know_lists_refuses_the_array() -> None:

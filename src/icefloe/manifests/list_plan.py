@@ -42,7 +42,11 @@ class ListSizes:
     """
 
     listed_from: int = 513
-    """Arrays with fewer manifests have no lists."""
+    """Arrays with so many manifests have lists."""
+    most_unlisted: int = 1024
+    """If a snapshot would have more manifests outside of lists, arrays with fewer manifests have lists too."""
+    listed_if_many_from: int = 5
+    """Those arrays have at least so many. The summary of a list takes as many bytes as two or three manifests."""
     usual: int = 256
     """The number of manifests in a new list."""
     largest: int = 512
@@ -73,7 +77,8 @@ def plan_lists(
     `written` are lists that an earlier try wrote, by their manifests. An array whose manifests overlap, or that has
     some of unknown size or extents, keeps its manifests in the snapshot.
     """
-    planner = _Planner(snapshot.manifests, SIZES, written or {})
+    own = snapshot.manifests.own if isinstance(snapshot.manifests, ListedFiles) else snapshot.manifests
+    planner = _Planner(snapshot.manifests, SIZES, written or {}, has_many=len(own) > SIZES.most_unlisted)
     changed: dict[str, Node] = {}
     # By identity: every one of them is to be loaded, also if another one is equal.
     listed: dict[int, ManifestList] = {}
@@ -117,8 +122,11 @@ def _own_files(files: Infos, plain: Sequence[Sequence[ManifestRef]], listed: set
 
 
 class _Planner:
-    def __init__(self, infos: Infos, sizes: ListSizes, written: Mapping[tuple[ObjectId, ...], ManifestList]) -> None:
+    def __init__(
+        self, infos: Infos, sizes: ListSizes, written: Mapping[tuple[ObjectId, ...], ManifestList], *, has_many: bool
+    ) -> None:
         self._infos = infos
+        self._long = sizes.listed_if_many_from if has_many else sizes.listed_from
         self._written = written
         self.reused: list[ManifestList] = []
         self._sizes = sizes
@@ -128,7 +136,7 @@ class _Planner:
         """The manifests of arrays that got new lists."""
 
     def is_long(self, node: ArrayNode) -> bool:
-        return len(node.manifests) >= self._sizes.listed_from
+        return len(node.manifests) >= self._long
 
     def divide(self, node: ArrayNode, before: Node | None) -> Sequence[ManifestRef] | None:
         """The manifests of an array in lists. None if they cannot be in lists.
