@@ -20,6 +20,7 @@ from zarr.core.buffer import NDBuffer, cpu
 from zarr.registry import register_pipeline
 from zarr.storage import StorePath
 
+from icefloe.blocking import gather_each
 from icefloe.chunk_coders import (
     ChunkCoder,
     Item,
@@ -49,6 +50,8 @@ _WHOLE_SHARD_SHARE = 0.5
 _INLINE_BYTES = 1 << 20
 """Up to here, handing the work to a thread takes longer than the work."""
 _LARGE_CHUNK_BYTES = 64 << 10
+_READ_ALONE_BYTES = 256 << 10
+"""Smaller chunks are read together with their neighbours in a pack."""
 _WORKERS = min(8, os.cpu_count() or 1)
 _CODERS = Threads("codecs", _WORKERS)
 
@@ -134,16 +137,19 @@ class BatchedChunkPipeline(NamingPipeline):
             return _statuses(located)
 
         async def read_round(first: int, end: int) -> None:
+            present = first + np.flatnonzero(located.lengths[first:end] >= 0)
+            if len(present) == end - first and not len(
+                await _decode_where_read(located, present, coder.is_plain, scatter)
+            ):
+                return
             bodies = await located.fetch(first, end)
-            work = [
-                (i, body, *item) for i, (body, item) in enumerate(zip(bodies, batch[first:end], strict=True), first)
-            ]
             size = int(lengths[first:end].sum())
             decoded = size if coder.is_plain else max(size, chunk_bytes(batch[first][1]) * (end - first))
-            await _spread(work, coder.is_plain, decoded, lambda part: scatter(part))
+            await _spread(list(enumerate(bodies, first)), coder.is_plain, decoded, scatter)
 
-        def scatter(part: Sequence[Any]) -> None:
-            for i, body, _, spec, chunk_selection, out_selection, _ in part:
+        def scatter(part: Sequence[tuple[int, Bytes | None]]) -> None:
+            for i, body in part:
+                _, spec, chunk_selection, out_selection, _ = batch[i]
                 if body is None:
                     target[out_selection] = fill_value(spec)
                     continue
@@ -329,14 +335,13 @@ async def _read_shards(
             target[batch[position][3]] = fill_value(batch[position][1])
         present = first + np.flatnonzero(is_present)
         at_once, by_index = present[whole[present]], present[~whole[present]]
+        at_once = await _decode_where_read(located, at_once, coder.is_plain, scatter)
         indexes = {position: located.find_index(position, coder.layout) for position in by_index.tolist()}
         unknown = np.array([position for position, index in indexes.items() if index is None], np.int64)
-        reads = [
-            located.fetch_ranges(at_once, np.zeros(len(at_once), np.int64), lengths[at_once]),
-            located.fetch_ranges(unknown, *_index_ranges(coder, located, unknown)),
-        ]
-        shards, fetched = (
-            await asyncio.gather(*reads) if len(at_once) and len(unknown) else [await each for each in reads]
+        starts = _index_ranges(coder, located, unknown)
+        shards, fetched = await gather_each(
+            lambda wanted: located.fetch_ranges(*wanted),
+            [(at_once, np.zeros(len(at_once), np.int64), lengths[at_once]), (unknown, *starts)],
         )
         for position, data in zip(unknown.tolist(), fetched, strict=True):
             indexes[position] = _decode_index(coder, located, position, data)
@@ -363,6 +368,36 @@ async def _read_shards(
                 target[batch[position][3]] = np.squeeze(piece, axis=drop_axes) if drop_axes else piece
 
     await _in_rounds(sizes, read_round)
+
+
+async def _decode_where_read(
+    located: LocatedChunks,
+    positions: npt.NDArray[np.int64],
+    is_plain: bool,
+    use: Callable[[Sequence[tuple[int, Bytes]]], None],
+) -> npt.NDArray[np.int64]:
+    """Read and decode chunks in the same thread, where files are on this machine. Returns the positions that are left.
+
+    The bytes are then still in the cache of the processor, and their memory serves the next chunk.
+    """
+    sizes = located.lengths[positions]
+    size_bytes = int(sizes.sum())
+    if size_bytes <= max(_INLINE_BYTES, len(positions) * _READ_ALONE_BYTES) or not located.has_fast_reads:
+        return positions
+    unread: list[int] = []
+
+    def read(share: Sequence[int]) -> None:
+        for position in share:
+            data = located.read_in_thread(position)
+            if data is None:
+                unread.append(position)
+            else:
+                use([(position, data)])
+
+    await _spread(positions.tolist(), is_plain, size_bytes, read)
+    left = np.isin(positions, unread)
+    located.note_reads(sizes[~left].tolist())
+    return positions[left]
 
 
 def _box_in(target: Any, selection: Any, part: ShardPart, coder: ShardCoder) -> Any | None:

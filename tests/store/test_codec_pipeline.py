@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,18 @@ from zarr.testing.strategies import basic_indices, orthogonal_indices
 import icefloe
 from icefloe import codec_pipeline
 from icefloe.codec_pipeline import BatchedChunkPipeline
+from icefloe.storage.local import LocalStorage
 from icefloe.testing import CountingStorage
+
+NO_INLINE = icefloe.RepositoryConfig(inline_chunk_threshold_bytes=0)
+
+
+def caching(chunk_bytes: int) -> icefloe.RepositoryConfig:
+    """A configuration that caches chunks."""
+    return icefloe.RepositoryConfig(
+        inline_chunk_threshold_bytes=0, caching=icefloe.CachingConfig(num_bytes_chunks=chunk_bytes)
+    )
+
 
 DTYPES = ["bool", "int8", "uint16", ">i4", "uint64", "float16", "<f4", ">f8", "complex64", "datetime64[s]"]
 DTYPES += ["timedelta64[ms]", "S5", "U3", "string"]
@@ -89,17 +101,19 @@ def stored(store: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@given(layout=layouts(), data=st.data(), round_bytes=st.sampled_from([40, 32 << 20]))
+@given(layout=layouts(), data=st.data(), round_bytes=st.sampled_from([40, 32 << 20]), in_files=st.booleans())
 @settings(max_examples=120, deadline=None)
 def test_it_writes_the_same_bytes_and_reads_the_same_values_as_zarrs_own(
-    layout: Any, data: Any, round_bytes: int
+    layout: Any, data: Any, round_bytes: int, in_files: bool
 ) -> None:
     options, values = layout
-    session = icefloe.Repository.create(icefloe.in_memory_storage()).writable_session("main")
     plain_store = MemoryStore()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        storage = icefloe.local_filesystem_storage(folder) if in_files else icefloe.in_memory_storage()
+        session = icefloe.Repository.create(storage, NO_INLINE).writable_session("main")
         patch.setattr(codec_pipeline, "_ROUND_BYTES", round_bytes)
         patch.setattr(codec_pipeline, "_INLINE_BYTES", 30)
+        patch.setattr(codec_pipeline, "_READ_ALONE_BYTES", 0)
         plain = zarr.create_array(plain_store, **options)
         with icefloe.fast_pipeline():
             fast = zarr.create_array(session.store, **options)
@@ -318,6 +332,65 @@ def test_a_lone_chunk_that_cannot_be_read_is_named(tmp_path: Path, damage: str) 
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(icefloe.FormatError, match=r"chunk .*3.* of /a"):
         array[3]
+
+
+LARGE = {
+    "chunks": {"chunks": (1, 1 << 20)},
+    "compressed": {"chunks": (1, 1 << 20), "compressors": [ZstdCodec(level=1)]},
+    "shards": {"shards": (1, 1 << 20), "chunks": (1, 1 << 18)},
+}
+"""Arrays whose chunks are read in the thread that decodes them."""
+
+
+def large_array(folder: Path, options: Any, config: icefloe.RepositoryConfig = NO_INLINE) -> tuple[Any, Any]:
+    """An array of four large chunks in local files, opened for reading, and its values."""
+    repo = icefloe.Repository.create(str(folder), config)
+    values = np.random.default_rng(1).integers(0, 255, (4, 1 << 20), dtype="u1")
+    with repo.transaction("main", message="data") as store:
+        zarr.create_array(store, **{"name": "a", "shape": values.shape, "dtype": "u1", "compressors": None, **options})[
+            :
+        ] = values
+    return zarr.open_array(repo.readonly_session("main").store, path="a", mode="r"), values
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 100 << 20])
+@pytest.mark.parametrize("options", LARGE.values(), ids=LARGE)
+def test_large_chunks_of_local_files_are_read_in_the_threads_that_decode_them(
+    tmp_path: Path, options: Any, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def count(self: LocalStorage, key: str, start: int, end: int) -> bytes | None:
+        read.append(key)
+        return own(self, key, start, end)
+
+    own = LocalStorage.read_in_thread
+    monkeypatch.setattr(LocalStorage, "read_in_thread", count)
+    array, values = large_array(tmp_path, options, caching(cache_bytes))
+    same(array[:], values)
+    assert len(read) == (0 if cache_bytes else 4), "cached chunks are requested, so that the next read finds them"
+    same(array[1:3], values[1:3])
+
+
+@pytest.mark.parametrize("damage", ["gone", "short"])
+@pytest.mark.parametrize("options", LARGE.values(), ids=LARGE)
+def test_a_large_chunk_that_cannot_be_read_is_named(tmp_path: Path, options: Any, damage: str) -> None:
+    array, values = large_array(tmp_path, options)
+    same(array[:], values)
+    file = sorted((tmp_path / "chunks").iterdir())[2]
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(icefloe.FormatError, match=rf"{file.name}.*/a|/a.*{file.name}"):
+        array[:]
+
+
+def test_the_large_chunks_of_a_slow_folder_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, values = large_array(tmp_path, LARGE["chunks"])
+    monkeypatch.setattr(LocalStorage, "has_fast_reads", False)
+    monkeypatch.setattr(LocalStorage, "read_in_thread", None)
+    same(array[:], values)
 
 
 class _OtherBuffer(cpu.NDBuffer):

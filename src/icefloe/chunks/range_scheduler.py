@@ -61,6 +61,10 @@ class ObjectSource:
         """Bytes [start, end), if the storage reads them at once. None if they must be requested."""
         return self.storage.read_now(self.key, start, end) if self._reads_now else None  # type: ignore[attr-defined]
 
+    def read_in_thread(self, start: int, end: int) -> bytes | None:
+        """Bytes [start, end), if this thread can read them itself. None if they must be requested."""
+        return self.storage.read_in_thread(self.key, start, end) if self._reads_now else None  # type: ignore[attr-defined]
+
 
 def object_source(
     storage: Storage, key: str, etag: str | None = None, last_modified: int | None = None
@@ -256,6 +260,12 @@ class RangeScheduler:
         data = self._loop_state().read_now(source, start, end)
         self.counts.ranges += data is not None
         return data
+
+    def note_reads(self, sizes: Sequence[int]) -> None:
+        """Count the reads of other threads."""
+        self.counts.ranges += len(sizes)
+        self.counts.requests += len(sizes)
+        self.counts.bytes += sum(sizes)
 
     async def read_many(
         self, source: ObjectSource, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]

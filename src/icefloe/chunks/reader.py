@@ -40,7 +40,7 @@ from icefloe.model.chunk_table import (
 from icefloe.model.config import CachingConfig, RepositoryConfig
 from icefloe.model.manifest_lists import ListedRefs, ListsNotLoadedError, ManifestList, missing_lists
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, ManifestRef, RefColumns, columns_of
-from icefloe.storage.contract import Buffer, Storage
+from icefloe.storage.contract import Buffer, SourceStorage, Storage
 
 _LARGEST_OFFSET = 2**62
 
@@ -262,6 +262,23 @@ class ChunkReader:
             return self._cache.find((source, ref.offset, ref.length)) or NOT_IN_MEMORY
         data = self._scheduler.read_now(source, ref.offset + start, ref.offset + end)
         return NOT_IN_MEMORY if data is None or len(data) < end - start else data
+
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether threads that decode chunks read them too. Not if chunks are cached: others may need them again."""
+        storage = self._storage
+        return isinstance(storage, SourceStorage) and storage.has_fast_reads and not self._cache.limit_bytes
+
+    def read_in_thread(self, ref: ChunkRef) -> Buffer | None:
+        """The bytes of a chunk, read in this thread. None if `fetch` has to be asked, also after an error."""
+        if ref.object_id is None or ref.object_id in self._local or ref.offset >= _LARGEST_OFFSET:
+            return None
+        data = self._source(ref).read_in_thread(ref.offset, ref.offset + ref.length)
+        return None if data is None or len(data) < ref.length else data
+
+    def note_reads(self, sizes: Sequence[int]) -> None:
+        """Count the reads of other threads."""
+        self._scheduler.note_reads(sizes)
 
     def find_index(self, ref: ChunkRef, layout: str) -> ShardRanges | None:
         """The index of a shard that was read before. `layout` says how its bytes were understood."""
@@ -503,6 +520,21 @@ class LocatedChunks:
         row = int(piece.rows[index])
         where = f"chunk {tuple(piece.table.coords[row].tolist())} of {self.array_path}"
         return await self._reader.fetch(piece.table.row(row), start, end, where=where)
+
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether threads that decode chunks read them too."""
+        return self._reader.has_fast_reads
+
+    def read_in_thread(self, position: int) -> Buffer | None:
+        """The bytes of a chunk that exists, read in this thread. None if they must be fetched."""
+        waiting = self._waiting.get(position)
+        found = None if waiting is not None else self._row(position)
+        return waiting if found is None else self._reader.read_in_thread(found[0].table.row(found[1]))
+
+    def note_reads(self, sizes: Sequence[int]) -> None:
+        """Count the reads of other threads."""
+        self._reader.note_reads(sizes)
 
     def find_index(self, position: int, layout: str) -> ShardRanges | None:
         """The index of the shard at a position, if it was read before."""

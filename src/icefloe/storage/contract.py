@@ -864,6 +864,18 @@ class SourceStorage(Storage):
         """Bytes [start, end), or all, if they can be read at once in this thread. None if a request is needed."""
         return None
 
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether a thread that needs many bytes reads them itself, because the bytes are on this machine."""
+        return False
+
+    def read_in_thread(self, key: str, start: int, end: int) -> bytes | None:
+        """Bytes [start, end), read in this thread, however many they are. Must not be called in an event loop.
+
+        None if a request is needed. Also None after an error: the request then reports it.
+        """
+        return None
+
 
 def check_unchanged(
     shown: str,
