@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -168,6 +169,7 @@ class ByteCache(Generic[K, V]):
         return ByteCache, (self.limit_bytes,)
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 _ManifestKey = tuple[ObjectId, str]
 _DECODED, _OPENED = "decoded", "opened"
@@ -177,6 +179,8 @@ _OFFLOAD_BYTES = 1 << 18
 _OFFLOAD_REFS = 5000
 """Manifests above this many references are encoded in a thread."""
 _LISTS_AT_ONCE = 32
+_SMALL_MANIFEST_BYTES = 1 << 14
+"""Up to here, decoding a manifest takes hardly longer than searching it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +327,9 @@ class MetadataFiles:
             if not self._manifests.holds(opened):
                 return await load_file()
             found = await self._open_manifest(manifest_id)
-            is_small = found.nbytes < _OFFLOAD_BYTES
-            manifest = found.decode() if is_small else await asyncio.to_thread(found.decode)
+            with self._naming("fetch_manifest", key):
+                is_small = found.nbytes < _OFFLOAD_BYTES
+                manifest = _decode_open(found) if is_small else await asyncio.to_thread(_decode_open, found)
             self._manifests.drop(opened)
             return weigh(manifest)
 
@@ -335,7 +340,8 @@ class MetadataFiles:
             assert isinstance(found, OpenManifest)
             if found.nbytes >= _OFFLOAD_BYTES:
                 return None
-            manifest = found.decode()
+            with self._naming("fetch_manifest", key):
+                manifest = _decode_open(found)
             self._manifests.drop(opened)
             return weigh(manifest)
 
@@ -353,16 +359,50 @@ class MetadataFiles:
         if not self.format.searches_manifests or self._manifests.holds((manifest_id, _DECODED)):
             return None
         opened = await self._open_manifest(manifest_id)
-        if opened.nbytes > self._manifests.limit_bytes:
-            # It was not kept; its columns may still fit.
-            manifest = await asyncio.to_thread(opened.decode)
-            self._manifests.put((manifest_id, _DECODED), manifest, manifest.nbytes)
-        return opened.find(node_id, wanted)
+        with self._naming("find_refs", self.format.manifest_key(manifest_id)):
+            if opened.nbytes > self._manifests.limit_bytes:
+                # It was not kept; its columns may still fit.
+                manifest = await asyncio.to_thread(_decode_open, opened)
+                self._manifests.put((manifest_id, _DECODED), manifest, manifest.nbytes)
+            return _search(opened, node_id, wanted)
 
     def find_manifest(self, manifest_id: ObjectId) -> Manifest | OpenManifest | None:
         """A manifest that is in memory, decoded or opened. None if it has to be fetched."""
         found = self._manifests.find((manifest_id, _DECODED))
         return self._manifests.find((manifest_id, _OPENED)) if found is None else found
+
+    def load_manifest_now(self, manifest_id: ObjectId) -> Manifest | OpenManifest | None:
+        """A manifest that is in memory or in a small local file. None if it has to be fetched."""
+        found = self.find_manifest(manifest_id)
+        if found is not None:
+            return found
+        data = self._read_now(self.format.manifest_key(manifest_id))
+        if data is None:
+            return None
+        try:
+            if not self.format.searches_manifests or len(data) <= _SMALL_MANIFEST_BYTES:
+                decoded = _decode_now(self.format.decode_manifest, data)
+                self._manifests.put((manifest_id, _DECODED), decoded, decoded.nbytes)
+                return decoded
+            opened = _decode_now(self.format.open_manifest, data)
+        except FormatError:
+            return None  # `fetch_manifest` reads the file again and says what is wrong
+        self._manifests.put((manifest_id, _OPENED), opened, opened.nbytes)
+        return opened
+
+    def find_refs_now(
+        self, opened: OpenManifest, node_id: NodeId, wanted: Sequence[tuple[int, ...]]
+    ) -> list[ChunkRef] | None:
+        """What `find_refs` returns. None also for a damaged file, which `fetch_manifest` then names."""
+        try:
+            return _search(opened, node_id, wanted)
+        except FormatError:
+            return None
+
+    @property
+    def has_fast_reads(self) -> bool:
+        """Whether files of metadata are on this machine, so that small ones are read at once."""
+        return not HAS_TELEMETRY and isinstance(self.storage, SourceStorage) and self.storage.has_fast_reads
 
     async def _open_manifest(self, manifest_id: ObjectId) -> OpenManifest:
         key, decode = self.format.manifest_key(manifest_id), self.format.open_manifest
@@ -464,9 +504,7 @@ class MetadataFiles:
             return finish(await self._decode(decode, data, step, key), len(data))
 
         def load_now() -> tuple[T, int] | None:
-            if HAS_TELEMETRY or not isinstance(self.storage, SourceStorage):
-                return None
-            data = self.storage.read_now(key)
+            data = self._read_now(key)
             if data is None:
                 return None
             try:
@@ -475,6 +513,12 @@ class MetadataFiles:
                 return None  # `load` reads the file again and says what is wrong
 
         return load, load_now
+
+    def _read_now(self, key: str) -> bytes | None:
+        """Read a small local file. None if it has to be requested."""
+        if HAS_TELEMETRY or not isinstance(self.storage, SourceStorage):
+            return None
+        return self.storage.read_now(key)
 
     async def _get(self, key: str, step: str, object_id: ObjectId) -> bytes:
         """Read a file, as a span of OpenTelemetry where that is installed."""
@@ -485,8 +529,14 @@ class MetadataFiles:
 
     async def _decode(self, decode: Callable[[bytes], T], data: bytes, step: str, key: str) -> T:
         """Decode a file. An error says which file it was and what it was read for."""
-        try:
+        with self._naming(step, key):
             return await _decode(decode, data)
+
+    @contextlib.contextmanager
+    def _naming(self, step: str, key: str) -> Iterator[None]:
+        """Let an error say which file was decoded, and what it was read for."""
+        try:
+            yield
         except FormatError as error:
             error.add_note(f"in {step}, after get of {key} in {self.storage.url}")
             raise
@@ -549,7 +599,15 @@ async def _decode(decode: Callable[[bytes], T], data: bytes) -> T:
     return await asyncio.to_thread(_decode_now, decode, data)
 
 
-def _decode_now(decode: Callable[[bytes], T], data: bytes) -> T:
+def _search(opened: OpenManifest, node_id: NodeId, wanted: Sequence[tuple[int, ...]]) -> list[ChunkRef] | None:
+    return _decode_now(lambda asked: opened.find(node_id, asked), wanted)
+
+
+def _decode_open(opened: OpenManifest) -> Manifest:
+    return _decode_now(lambda each: each.decode(), opened)
+
+
+def _decode_now(decode: Callable[[S], T], data: S) -> T:
     try:
         return decode(data)
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, InvalidInputError) as error:

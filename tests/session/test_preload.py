@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from icefloe import ManifestConfig, ManifestPreloadCondition, ManifestPreloadCon
 from icefloe.errors import StorageError
 from icefloe.formats.config_yaml import config_from_yaml
 from icefloe.manifests.manifest_plan import manifests_to_preload
+from icefloe.metadata_files import MetadataFiles
 from icefloe.testing.storages import Fault, FaultKind, FaultPlan, FaultyStorage
 
 SEPARATE = """
@@ -169,6 +172,42 @@ def test_a_manifest_of_several_arrays_is_wanted_once() -> None:
     assert len(snapshot.manifests) == 1
     wanted = manifests_to_preload(snapshot, ManifestConfig(preload_rules=PreloadRules(None, None)))
     assert wanted == list(snapshot.manifests)
+
+
+@pytest.mark.parametrize("rules", [None, PreloadRules(max_manifests=2)])
+def test_manifests_of_local_files_are_preloaded_only_if_the_configuration_says_so(
+    rules: PreloadRules | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(icefloe.local_filesystem_storage(str(tmp_path)))
+    fetched: list[str] = []
+    own = MetadataFiles.fetch_manifest
+
+    async def count(self: MetadataFiles, manifest_id: Any) -> Any:
+        found = await own(self, manifest_id)
+        fetched.append(str(manifest_id))
+        return found
+
+    monkeypatch.setattr(MetadataFiles, "fetch_manifest", count)
+    repo = icefloe.Repository.open(str(tmp_path), None if rules is None else preloading(rules))
+    session = repo.readonly_session("main")
+    if rules is not None:
+        wait_until(lambda: len(fetched) == 2)
+    time.sleep(0.05)
+    assert len(fetched) == (0 if rules is None else 2)
+    assert zarr.open_array(session.store, path="surface/time", mode="r")[3] == 4
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 200, None])
+def test_a_damaged_local_manifest_is_named_by_the_read_that_needs_it(tmp_path: Path, data: bytes | None) -> None:
+    fill(icefloe.local_filesystem_storage(str(tmp_path)))
+    for file in (tmp_path / "manifests").iterdir():
+        file.write_bytes(file.read_bytes()[:-9] if data is None else data)
+    session = icefloe.Repository.open(str(tmp_path)).readonly_session("main")
+    array = zarr.open_array(session.store, path="surface/latitude", mode="r")
+    for _ in range(2):
+        with pytest.raises(icefloe.FormatError) as failed:
+            array[3]
+        assert any("manifests/" in note for note in failed.value.__notes__)
 
 
 @given(

@@ -688,19 +688,20 @@ class ChunkLookup:
         return None
 
     def find_now(self, node: ArrayNode, coords: tuple[int, ...]) -> ChunkRef | NotInMemory | None:
-        """What `find` returns, if the manifests are in memory."""
+        """What `find` returns, if the manifests are in memory or in small local files."""
+        files = self._metadata_files
         try:
             manifest_ids = self.manifests_for(node, coords)
         except ListsNotLoadedError:
             return NOT_IN_MEMORY
         for manifest_id in manifest_ids:
-            manifest = self._metadata_files.find_manifest(manifest_id)
+            manifest = files.load_manifest_now(manifest_id)
             if isinstance(manifest, Manifest):
                 table = _table_in(manifest, node)
                 if table is not None and (row := find_row(table, coords)) is not None:
                     return table.row(row)
             else:
-                refs = None if manifest is None else manifest.find(node.id, [coords])
+                refs = None if manifest is None else files.find_refs_now(manifest, node.id, [coords])
                 return NOT_IN_MEMORY if refs is None else refs[0]
         return None
 

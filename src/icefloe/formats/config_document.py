@@ -378,7 +378,7 @@ def _decode_containers(given: Any, unknown: dict[str, Any]) -> dict[str, Virtual
             raise refused(f"{where}.url_prefix", prefix, "the URL that locations start with")
         if name is not None and not isinstance(name, str):
             raise refused(f"{where}.name", name, "a text or null")
-        if not isinstance(store, str | Mapping):
+        if not isinstance(store, str | dict | Mapping):
             raise refused(f"{where}.store", store, "a store like {'s3': {...}} or {'local_file_system': '/path'}")
         try:
             containers[key] = VirtualChunkContainer(prefix, ObjectStoreConfig.from_dict(store), name)
@@ -460,15 +460,18 @@ def _restore(document: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[st
 
 
 def _mapping(where: str, found: Any) -> Mapping[str, Any]:
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+    if not isinstance(found, dict | Mapping) or not all(isinstance(key, str) for key in found):
         raise refused(where, found, "a map of settings")
     return found
 
 
 def _untagged(value: Any) -> Any:
     """The same data with `{"!tag": ...}` written as `{"tag": ...}`."""
-    if isinstance(value, Mapping):
+    # The types of JSON come first: `Mapping` and `Sequence` take long for a type that they meet for the first time.
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    if isinstance(value, dict | Mapping):
         return {k.removeprefix("!") if isinstance(k, str) else k: _untagged(v) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, list | Sequence):
         return [_untagged(item) for item in value]
     return value

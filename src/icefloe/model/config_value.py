@@ -8,7 +8,6 @@ settings, the tables in docs/configuration.md, and the `icefloe config` command.
 from __future__ import annotations
 
 import enum
-import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -166,7 +165,9 @@ def settings_of(cls: type[Any]) -> Mapping[str, Setting]:
     found = _SETTINGS.get(cls)
     if found is None:
         # `typing.get_type_hints` would compile and evaluate texts, which takes longer than opening a repository.
-        hints = {name: hint for base in reversed(cls.__mro__) for name, hint in inspect.get_annotations(base).items()}
+        hints = {
+            name: hint for base in reversed(cls.__mro__) for name, hint in getattr(base, "__annotations__", {}).items()
+        }
         marks = {name: getattr(hint, "__metadata__", (None,))[0] for name, hint in hints.items()}
         found = _SETTINGS[cls] = {name: mark for name, mark in marks.items() if isinstance(mark, Setting)}
     return found

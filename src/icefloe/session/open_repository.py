@@ -611,7 +611,7 @@ async def open_context(
     storage = await locate_files(version, storage)
     stored = await _fetch_config(storage, detected)
     if stored is not None:
-        _bound_stored(stored, storage.url)
+        _bound_stored(stored, storage)
     _warn_of_unused(config)
     effective = (stored or RepositoryConfig.default()).merge(config) if config is not None else stored
     context = build_context(storage, version, effective or RepositoryConfig.default(), authorized)
@@ -650,14 +650,14 @@ async def _fetch_config(storage: Storage, detected: Detected) -> RepositoryConfi
         stored = detected.config()
         if stored is None:
             stored = await make_ledger(version, storage, MetadataFiles(storage, get_format(version))).fetch_config()
-        return None if stored.document is None else _decode_stored(stored.document, storage.url)
+        return None if stored.document is None else _decode_stored(stored.document, storage)
     except InvalidInputError as error:
         raise FormatError(f"the stored configuration of {storage.url} cannot be used: {error}") from error
 
 
-def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
+def _decode_stored(document: Mapping[str, Any], storage: Storage) -> RepositoryConfig:
     """The configuration of a repository. Its containers are flagged as stored data, not as the caller's."""
-    config = decode_config(_without_costly_conditions(document, url))
+    config = decode_config(_without_costly_conditions(document, storage))
     if config.virtual_chunk_containers is not None:
         config.virtual_chunk_containers = {
             key: replace(container, stored=True) for key, container in config.virtual_chunk_containers.items()
@@ -665,7 +665,7 @@ def _decode_stored(document: Mapping[str, Any], url: str) -> RepositoryConfig:
     return config
 
 
-def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping[str, Any]:
+def _without_costly_conditions(document: Mapping[str, Any], storage: Storage) -> Mapping[str, Any]:
     """The stored settings without conditions on arrays that are too costly to evaluate.
 
     This is decided before they are decoded, because decoding compiles every regular expression.
@@ -682,7 +682,7 @@ def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping
         _log.warning(
             "%s stores %s with more than %s conditions, nested more than %s deep, or with regular expressions that "
             "cost too much; it is not used. Pass it with config= if you want it",
-            url,
+            storage.url,
             section if name is None else f"{section}.{name}",
             STORED_CONDITIONS,
             STORED_DEPTH,
@@ -692,16 +692,18 @@ def _without_costly_conditions(document: Mapping[str, Any], url: str) -> Mapping
 
 def _is_cheap(given: Any) -> bool:
     """Whether a setting with conditions is within what a repository may store."""
+    if given is None:
+        return True
     level, count, cost = [given], 0, 0
     for _ in range(STORED_DEPTH):
         below: list[Any] = []
         for value in level:
-            if isinstance(value, Mapping):
-                below += value.values()
-            elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-                below += value
-            elif isinstance(value, str):
+            if isinstance(value, str):
                 cost += pattern_cost(value)
+            elif isinstance(value, dict | Mapping):
+                below += value.values()
+            elif isinstance(value, list | Sequence) and not isinstance(value, bytes):
+                below += value
         count += len(below)
         if count > 8 * STORED_CONDITIONS or cost > STORED_PATTERN_COST:
             return False
@@ -711,7 +713,7 @@ def _is_cheap(given: Any) -> bool:
     return False
 
 
-def _bound_stored(config: RepositoryConfig, url: str) -> None:
+def _bound_stored(config: RepositoryConfig, storage: Storage) -> None:
     """Limit stored settings to bounds that do no harm to the process that opens the repository."""
     for name, (least, most) in STORED_BOUNDS.items():
         *outer, setting = name.split(".")
@@ -730,14 +732,18 @@ def _bound_stored(config: RepositoryConfig, url: str) -> None:
             else:
                 setattr(owner, setting, used)
             _log.warning(
-                "%s stores %s = %s; %s is used. Pass the setting with config= if you want it", url, name, found, used
+                "%s stores %s = %s; %s is used. Pass the setting with config= if you want it",
+                storage.url,
+                name,
+                found,
+                used,
             )
     if config.storage is not None and config.storage.fsync is False:
         config.storage.fsync = None
         _log.warning(
             "%s stores storage.fsync = false, which is not followed: pass it with config= or to the storage if your "
             "commits need not survive a power loss",
-            url,
+            storage.url,
         )
 
 
@@ -761,7 +767,7 @@ async def extend_config(context: RepositoryContext, config: RepositoryConfig) ->
         stored = await context.ledger.fetch_config()
         now = context.config
         if stored.document is not None:
-            now = decode_config(_without_costly_conditions(stored.document, context.storage.url))
+            now = decode_config(_without_costly_conditions(stored.document, context.storage))
         try:
             return await context.ledger.save_config(encode_config(now.merge(config)), stored.version_token)
         except ConflictError:
@@ -797,12 +803,22 @@ def prefetch_tip(context: RepositoryContext, branch: str) -> None:
 
 
 def preload(context: RepositoryContext, base: Snapshot) -> None:
-    """Fetch the manifests that the configuration names, in the background; the session does not wait."""
+    """Fetch the manifests that the configuration names, in the background; the session does not wait.
+
+    Without a configuration these are small ones. Where files are on this machine, reading a small manifest when it is
+    needed takes less time than finding out that it may be needed.
+    """
+    if _has_default_preload(context.config.manifest) and context.metadata_files.has_fast_reads:
+        return
     chosen = None
     with contextlib.suppress(ListsNotLoadedError):
         chosen = manifests_to_preload(base, context.config.manifest) if len(base.nodes) <= _FEW_NODES else None
     if chosen is None or not all(map(context.metadata_files.find_manifest, chosen)):
         asyncio.run_coroutine_threadsafe(_preload(context, base, chosen), blocking_loop())
+
+
+def _has_default_preload(config: ManifestConfig | None) -> bool:
+    return config is None or (config.preload is None and config.preload_rules == SPECIFIED.preload_rules)
 
 
 async def _choose_in_lists(context: RepositoryContext, base: Snapshot) -> list[ObjectId]:
