@@ -48,7 +48,7 @@ from icefloe.model.zarr_document import key_encoding, parse_document, parse_grid
 from icefloe.repository import Repository
 from icefloe.session.references import set_table
 from icefloe.session.session import Session
-from icefloe.storage.contract import check_unchanged
+from icefloe.storage.requests import check_unchanged
 
 
 class SessionSink:

@@ -36,7 +36,7 @@ from icefloe.ingest.source_model import SourceFile, SourceVariable, digest_value
 from icefloe.manifests.chunk_columns import take
 from icefloe.model.chunk_table import ChunkTable
 from icefloe.model.zarr_document import ChunkLengths
-from icefloe.storage.contract import normal_etag
+from icefloe.storage.requests import normal_etag
 
 Window = Mapping[str, tuple[int, int]]
 """[first, end) by dimension. Other dimensions are complete."""

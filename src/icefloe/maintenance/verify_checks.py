@@ -38,7 +38,7 @@ from icefloe.session.ancestry import (
 )
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session import Session
-from icefloe.storage.contract import check_unchanged
+from icefloe.storage.requests import check_unchanged
 
 _SHOWN = 50
 

@@ -31,7 +31,7 @@ from icefloe.model.snapshot import ArrayNode, Manifest
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session import Session
-from icefloe.storage.contract import check_unchanged
+from icefloe.storage.requests import check_unchanged
 
 GROUPED = pa.schema(
     [

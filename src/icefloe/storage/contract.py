@@ -15,7 +15,7 @@ import numpy as np
 
 from icefloe.blocking import run_blocking
 from icefloe.display.card import ShownField, WithFields
-from icefloe.errors import ObjectNotFoundError, StorageError, VirtualChunkError
+from icefloe.errors import ObjectNotFoundError, StorageError
 from icefloe.model.config import StorageConcurrencySettings, StorageRetriesSettings, StorageSettings
 from icefloe.storage.requests import (
     DEFAULT_REQUEST_BYTES,
@@ -875,37 +875,3 @@ class SourceStorage(Storage):
         None if a request is needed. Also None after an error: the request then reports it.
         """
         return None
-
-
-def check_unchanged(
-    shown: str,
-    *,
-    etag: str | None,
-    found_etag: str | None,
-    not_modified_after: dt.datetime | None,
-    found_modified: dt.datetime | None,
-) -> None:
-    """Refuse a file that is no longer the one that was described, as far as it can be told.
-
-    A reference holds whole seconds. A file that was modified in the course of the second after `not_modified_after` has
-    changed: stores that tell parts of a second are compared with them.
-    """
-    if etag is not None and found_etag is not None and normal_etag(etag) != normal_etag(found_etag):
-        raise changed(shown, f"its ETag is {found_etag}, the reference was made for ETag {etag}")
-    if not_modified_after is None or found_modified is None:
-        return
-    if found_modified > not_modified_after:
-        raise changed(shown, f"it was modified at {found_modified}, the reference was made at {not_modified_after}")
-
-
-def changed(shown: str, found: str) -> VirtualChunkError:
-    """The error for a file that is no longer the one that was described."""
-    return VirtualChunkError(
-        f"a virtual chunk has changed: {shown} has changed since the reference to it was made: {found}. "
-        "Write the references again"
-    )
-
-
-def normal_etag(etag: str) -> str:
-    """An ETag without what servers disagree on: quotes and the mark of a weak one."""
-    return etag.removeprefix("W/").strip('"')

@@ -25,16 +25,7 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.model.config import StorageSettings
-from icefloe.storage.contract import (
-    Buffer,
-    ObjectInfo,
-    SourceStorage,
-    Storage,
-    Version,
-    Versioned,
-    check_unchanged,
-    flat_bytes,
-)
+from icefloe.storage.contract import Buffer, ObjectInfo, SourceStorage, Storage, Version, Versioned, flat_bytes
 from icefloe.storage.durability import Unsynced, begin_writing, device_type, sync_open, sync_path, unsynced_below
 from icefloe.storage.requests import (
     DELETIONS,
@@ -47,6 +38,7 @@ from icefloe.storage.requests import (
     check_key,
     check_prefix,
     check_ranges,
+    check_unchanged,
     decode_key,
     encode_key,
     join_prefix,

@@ -22,8 +22,8 @@ from icefloe.errors import (
     StorageError,
     VersionMismatchError,
 )
-from icefloe.storage.contract import Buffer, ObjectInfo, SourceStorage, Storage, Version, Versioned, check_unchanged
-from icefloe.storage.requests import check_key, check_prefix, check_range, check_ranges, join_prefix
+from icefloe.storage.contract import Buffer, ObjectInfo, SourceStorage, Storage, Version, Versioned
+from icefloe.storage.requests import check_key, check_prefix, check_range, check_ranges, check_unchanged, join_prefix
 
 _PAGE = 1000
 

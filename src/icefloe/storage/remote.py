@@ -31,18 +31,7 @@ from icefloe.errors import (
     VersionMismatchError,
 )
 from icefloe.model.config import StorageRetriesSettings, StorageSettings
-from icefloe.storage.contract import (
-    Buffer,
-    ObjectInfo,
-    SourceStorage,
-    Storage,
-    Version,
-    Versioned,
-    changed,
-    check_unchanged,
-    flat_bytes,
-    normal_etag,
-)
+from icefloe.storage.contract import Buffer, ObjectInfo, SourceStorage, Storage, Version, Versioned, flat_bytes
 from icefloe.storage.endpoints import Endpoint, S3Endpoint
 from icefloe.storage.requests import (
     MISSING,
@@ -51,14 +40,17 @@ from icefloe.storage.requests import (
     Fetched,
     RetryPolicy,
     Translating,
+    changed,
     check_key,
     check_prefix,
     check_range,
+    check_unchanged,
     decode_key,
     delete_all,
     encode_key,
     fetch,
     join_prefix,
+    normal_etag,
     write,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import errno
 import fcntl
 import os
@@ -32,6 +33,7 @@ from icefloe.errors import (
     StorageError,
     UnsupportedError,
     VersionMismatchError,
+    VirtualChunkError,
 )
 
 if TYPE_CHECKING:
@@ -576,3 +578,37 @@ def delete_all(store: ObjectStore, paths: Sequence[str]) -> None:
             obstore.delete(store, path)
         except MISSING:
             continue
+
+
+def check_unchanged(
+    shown: str,
+    *,
+    etag: str | None,
+    found_etag: str | None,
+    not_modified_after: dt.datetime | None,
+    found_modified: dt.datetime | None,
+) -> None:
+    """Refuse a file that is no longer the one that was described, as far as it can be told.
+
+    A reference holds whole seconds. A file that was modified in the course of the second after `not_modified_after` has
+    changed: stores that tell parts of a second are compared with them.
+    """
+    if etag is not None and found_etag is not None and normal_etag(etag) != normal_etag(found_etag):
+        raise changed(shown, f"its ETag is {found_etag}, the reference was made for ETag {etag}")
+    if not_modified_after is None or found_modified is None:
+        return
+    if found_modified > not_modified_after:
+        raise changed(shown, f"it was modified at {found_modified}, the reference was made at {not_modified_after}")
+
+
+def changed(shown: str, found: str) -> VirtualChunkError:
+    """The error for a file that is no longer the one that was described."""
+    return VirtualChunkError(
+        f"a virtual chunk has changed: {shown} has changed since the reference to it was made: {found}. "
+        "Write the references again"
+    )
+
+
+def normal_etag(etag: str) -> str:
+    """An ETag without what servers disagree on: quotes and the mark of a weak one."""
+    return etag.removeprefix("W/").strip('"')
