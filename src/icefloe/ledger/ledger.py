@@ -414,10 +414,6 @@ class Ledger(ABC):
         """The last known snapshot of a branch, without a request. None if it is not known."""
         return None
 
-    def recall_passed(self, branch: str, since: Tip | None) -> Sequence[ObjectId]:
-        """Snapshots that a branch had since a tip, as far as they are known without a request."""
-        return ()
-
     def expect_tip(self, branch: str, tip: Tip) -> None:
         """Begin the next search for the newest ref of a branch at a tip that another ledger of this process wrote."""
 

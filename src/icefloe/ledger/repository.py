@@ -19,7 +19,6 @@ import contextlib
 import json
 import logging
 import math
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -147,7 +146,6 @@ class RepositoryLedger(QuotingLedger):
         self._looked: dict[str, float] = {}
         self._expected: dict[str, int] = {}
         self._reads: dict[str, int] = {}
-        self._passed: dict[str, deque[tuple[int, ObjectId]]] = {}
         self._listed = _ListedRefs()
 
     def learn_from(self, other: Ledger) -> None:
@@ -205,7 +203,6 @@ class RepositoryLedger(QuotingLedger):
                     self._reads[branch] = min(_FEWEST_READS + max(number - 1 - seen.sequence, 0), _MOST_READS)
                     return newest
                 newest = _Newest(seen.style, number, content)
-                self._note_passed(branch, number, content)
             first, count = first + count, 2 * count
         self._reads.pop(branch, None)
         return None
@@ -219,14 +216,6 @@ class RepositoryLedger(QuotingLedger):
             content = _content_at(tip, tip.snapshot_id)
             self._seen[branch] = _Newest(seen.style, tip.version_token, content)
             self._looked[branch] = monotonic_time()
-
-    def _note_passed(self, branch: str, number: int, content: RefContent | None) -> None:
-        if content is not None:
-            self._passed.setdefault(branch, deque(maxlen=_READS_BEFORE_LISTING)).append((number, content.snapshot_id))
-
-    def recall_passed(self, branch: str, since: Tip | None) -> Sequence[ObjectId]:
-        first = math.inf if since is None else since.version_token
-        return list(dict.fromkeys(each for number, each in self._passed.get(branch, ()) if number > first))
 
     async def _find_file(self, branch: str, style: RefStyle, sequence: int) -> RefContent | None:
         key = style.branch_key(branch, sequence)
@@ -558,8 +547,6 @@ class RepositoryLedger(QuotingLedger):
                     self._find_file(branch, seen.style, number), self._find_file(branch, seen.style, number + 1)
                 )
                 newest = after or own
-                for index, content in enumerate((own, after), number):
-                    self._note_passed(branch, index, content)
                 # A writer that tries again reads the newest file then. The branch may have moved further.
                 if newest is not None and newest.snapshot_id != tip.snapshot_id and not newest.deleted:
                     self._seen[branch] = _Newest(seen.style, number + (after is not None), newest)

@@ -432,9 +432,8 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
                     state.rebase_to(newest, carried, tip)
                     return
             async with _prefetched_logs(state.context) as fetch:
-                if state.context.capabilities.transaction_logs:
-                    for snapshot_id in {tip.snapshot_id, *state.context.ledger.recall_passed(branch, state.tip)}:
-                        fetch(snapshot_id)
+                if state.context.ledger.keeps_pruned_logs:
+                    fetch(tip.snapshot_id)
                 missed = await _missed(state, branch, tip)
                 # The walk over history began with the file of the tip, as it is now.
                 state.context.ledger.note_current(branch, tip)
@@ -460,8 +459,9 @@ async def rebase(state: SessionState, branch: str, solver: ConflictSolver) -> No
 async def _prefetched_logs(context: RepositoryContext) -> AsyncIterator[FetchLog]:
     """A function that begins to fetch the log of a snapshot, once for each. What is not needed is cancelled.
 
-    Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot. So logs are
-    not taken from the cache there.
+    Where expiry leaves no list of the logs that belong together, it rewrites the log of a kept snapshot, and then gives
+    it a new parent. So logs are not taken from the cache there. A log must also be fetched after the parent that it is
+    compared with: one that was fetched before may lack the changes of an ancestor that the walk no longer meets.
     """
     begun: dict[ObjectId, asyncio.Future[TransactionLog]] = {}
     anew = not context.ledger.keeps_pruned_logs
