@@ -37,7 +37,7 @@ def test_requests_of_common_operations_do_not_grow(ministack: S3Server) -> None:
         "open, read 100 neighbours": 6,
         "open, list 21 arrays": 4,
         "small commit": 7,
-        "open, create a tag, list tags, read it": 10,
+        "open, create a tag, list tags, read it": 12,
         EXPIRY: 7,
         "open, collect garbage": 71,
     }

@@ -122,6 +122,8 @@ def _below(root: str, storage: Storage) -> str | None:
 class DatasetLedger(Ledger):
     """The ledger of one dataset. `storage` contains the state file, `metadata_files` everything else."""
 
+    refs_are_checked = True
+
     def __init__(self, storage: Storage, metadata_files: MetadataFiles) -> None:
         self.storage = storage
         self.metadata_files = metadata_files
@@ -225,8 +227,11 @@ class DatasetLedger(Ledger):
 
         await self._update(plan)
 
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
+        current = snapshot_id
+
         def plan(state: State) -> State | None:
+            nonlocal current
             current = _find_ref(state, branch, "branch")
             if expected is not None and current != expected:
                 raise branch_moved(branch, expected, current)
@@ -234,6 +239,7 @@ class DatasetLedger(Ledger):
             return None if current == snapshot_id else state.with_ref(branch, _moved(state, branch, snapshot_id))
 
         await self._update(plan)
+        return current
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         def plan(state: State) -> State | None:

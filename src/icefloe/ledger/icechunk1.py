@@ -214,18 +214,18 @@ class Icechunk1Ledger(Ledger):
                 f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
             ) from error
 
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
         check_name(branch, "branch")
         for pause in CONTENTION.pauses():
             current = await self.fetch_tip(branch)
             if expected is not None and current.snapshot_id not in (expected, snapshot_id):
                 raise branch_moved(branch, expected, current.snapshot_id)
             if current.snapshot_id == snapshot_id:
-                return
+                return snapshot_id
             await check_not_converting(self.storage, current.collection)
             try:
                 await self.storage.swap(_branch_key(branch), _encode_ref(snapshot_id), current.version_token)
-                return
+                return current.snapshot_id
             except VersionMismatchError:
                 await asyncio.sleep(pause)
         raise _contended(branch)
@@ -267,6 +267,9 @@ class Icechunk1Ledger(Ledger):
             raise AlreadyExistsError(
                 f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
+
+    async def withdraw_tag(self, tag: str) -> None:
+        await self.storage.delete([_tag_key(tag)])
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)

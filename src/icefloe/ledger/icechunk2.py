@@ -121,6 +121,7 @@ class Icechunk2Ledger(Ledger):
     keeps_pruned_logs = True
     expires_at_once = True
     keeps_deleted_tags = True
+    refs_are_checked = True
 
     @property
     def administration(self) -> Icechunk2Administration:
@@ -288,9 +289,17 @@ class Icechunk2Ledger(Ledger):
         check_new_name(branch, "branch", is_file_name=False)
         await self._apply(lambda info, now_us: edits.create_branch(info, branch, snapshot_id))
 
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
         check_name(branch, "branch", is_file_name=False)
-        await self._apply(lambda info, now_us: edits.reset_branch(info, branch, snapshot_id, expected))
+        current = snapshot_id
+
+        def edit(info: RepoInfo, now_us: int) -> Edit | None:
+            nonlocal current
+            current = edits.branch_tip(info, branch)
+            return edits.reset_branch(info, branch, snapshot_id, expected)
+
+        await self._apply(edit)
+        return current
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         check_name(branch, "branch", is_file_name=False)

@@ -326,6 +326,9 @@ class Ledger(ABC):
     refs_are_files = True
     """Whether the name of a branch or tag is part of the name of a file. Then it has no `/`."""
 
+    refs_are_checked = False
+    """Whether a ref to a snapshot that was collected cannot be created. If not, the caller checks that afterwards."""
+
     keeps_pruned_logs = False
     """Whether a snapshot lists the logs of its expired parents. If not, its own log must contain their changes."""
 
@@ -566,8 +569,11 @@ class Ledger(ABC):
     async def create_branch(self, branch: str, snapshot_id: ObjectId) -> None: ...
 
     @abstractmethod
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
-        """Move a branch to any snapshot. Raises ConflictError if `expected` is given and the branch is not at it."""
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
+        """Move a branch to any snapshot. Returns the one that it was at.
+
+        Raises ConflictError if `expected` is given and the branch is not at it.
+        """
 
     async def replace_tip(self, branch: str, tip: Tip, snapshot_id: ObjectId) -> None:
         """Move a branch to any snapshot if it is still at `tip`. Raises the errors of `advance`."""
@@ -579,6 +585,10 @@ class Ledger(ABC):
 
     @abstractmethod
     async def create_tag(self, tag: str, snapshot_id: ObjectId) -> None: ...
+
+    async def withdraw_tag(self, tag: str) -> None:
+        """Remove a tag that was created a moment ago, as if it had never been there."""
+        await self.delete_tag(tag)
 
     @abstractmethod
     async def delete_tag(self, tag: str) -> None:

@@ -602,7 +602,7 @@ class RepositoryLedger(QuotingLedger):
         except AlreadyExistsError as error:
             raise _branch_exists(branch) from error
 
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
         check_name(branch, "branch")
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(branch)
@@ -612,9 +612,9 @@ class RepositoryLedger(QuotingLedger):
             if expected is not None and current != expected:
                 raise branch_moved(branch, expected, current)
             if current == snapshot_id:
-                return
+                return current
             if await self._take_next(branch, newest, replace(newest.content, snapshot_id=snapshot_id)):
-                return
+                return current
             await asyncio.sleep(pause)
         raise _contended(branch)
 
@@ -660,6 +660,9 @@ class RepositoryLedger(QuotingLedger):
             raise AlreadyExistsError(
                 f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
+
+    async def withdraw_tag(self, tag: str) -> None:
+        await self.storage.delete([(await self._style()).tag_folder(tag) + TAG_FILE])
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)

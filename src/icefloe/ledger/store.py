@@ -416,17 +416,18 @@ class StoreLedger(QuotingLedger):
                 f"branch {branch!r} exists already. Reset the branch to move it", "branch-already-exists", name=branch
             ) from error
 
-    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> None:
+    async def reset_branch(self, branch: str, snapshot_id: ObjectId, expected: ObjectId | None) -> ObjectId:
         for pause in _CONTENTION.pauses():
             newest = await self._require_newest(branch)
             current = newest.reference.snapshot_id
             if expected is not None and current != expected:
                 raise branch_moved(branch, expected, current)
             if current == snapshot_id:
-                return
+                return current
             await check_not_converting(self.storage, newest.tip.collection)
             try:
-                return await self._create_file(branch, newest.sequence + 1, snapshot_id, newest.tip.collection)
+                await self._create_file(branch, newest.sequence + 1, snapshot_id, newest.tip.collection)
+                return current
             except AlreadyExistsError:
                 await asyncio.sleep(pause)
         raise _contended(branch)
@@ -456,6 +457,9 @@ class StoreLedger(QuotingLedger):
             raise AlreadyExistsError(
                 f"tag {tag!r} exists already. Tags cannot be moved", "tag-already-exists", name=tag
             ) from error
+
+    async def withdraw_tag(self, tag: str) -> None:
+        await self.storage.delete([_tag_key(tag)])
 
     async def delete_tag(self, tag: str) -> None:
         await self.fetch_tag(tag)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from icefloe.blocking import blocking
@@ -18,7 +19,7 @@ from icefloe.lazy_exports import lazy_module
 from icefloe.model.snapshot import ArrayNode, BranchPosition, Diff, ManifestFileInfo, SnapshotInfo
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.ancestry import RefChoice, ancestry, diff_between, resolve
-from icefloe.session.open_repository import RepositoryContext
+from icefloe.session.open_repository import NewTarget, RepositoryContext, check_target
 
 if TYPE_CHECKING:
     from icefloe.display import graph as display
@@ -481,7 +482,9 @@ class RefsMixin:
         """
         await self._context.check_writable()
         await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
-        await self._context.ledger.create_branch(branch, snapshot_id)
+        ledger = self._context.ledger
+        await ledger.create_branch(branch, snapshot_id)
+        await check_target(self._context, NewTarget(snapshot_id, lambda: ledger.delete_branch(branch), branch))
 
     create_branch = blocking(create_branch_async)
 
@@ -569,7 +572,10 @@ class RefsMixin:
         True
         """
         await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
-        await self._context.ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
+        ledger = self._context.ledger
+        before = await ledger.reset_branch(branch, snapshot_id, from_snapshot_id)
+        undo = partial(ledger.reset_branch, branch, before, snapshot_id)
+        await check_target(self._context, NewTarget(snapshot_id, undo, branch, before))
 
     reset_branch = blocking(reset_branch_async)
 
@@ -637,6 +643,7 @@ class RefsMixin:
         await self._context.check_writable()
         await self._context.metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
         await self._context.ledger.create_tag(tag, snapshot_id)
+        await check_target(self._context, NewTarget(snapshot_id, lambda: self._context.ledger.withdraw_tag(tag)))
 
     create_tag = blocking(create_tag_async)
 

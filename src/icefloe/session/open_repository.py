@@ -23,7 +23,7 @@ import math
 import random
 import re
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -39,9 +39,11 @@ from icefloe.errors import (
     IcefloeError,
     InvalidInputError,
     ObjectNotFoundError,
+    RefNotFoundError,
     RepositoryExistsError,
     RepositoryNotFoundError,
     SessionStateError,
+    SnapshotNotFoundError,
     StorageError,
     UnsupportedError,
     VersionMismatchError,
@@ -354,8 +356,13 @@ _MANY_OBJECTS = 5_000
 """More objects than this are looked for in a listing of all of them."""
 
 
-async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None:
-    """Refuse references to missing objects. Wait for collections that may still delete some of them."""
+async def check_objects(
+    context: RepositoryContext, keys: Sequence[str], are_kept: Callable[[], Awaitable[bool]] | None = None
+) -> None:
+    """Refuse references to missing objects. Wait for collections that may still delete some of them.
+
+    If `are_kept` returns that no collection deletes them, there is no need to wait.
+    """
     if not keys:
         return
     started = monotonic_time()
@@ -374,16 +381,62 @@ async def check_objects(context: RepositoryContext, keys: Sequence[str]) -> None
                 continue  # its process died
             if oldest < record.cutoff:
                 dangerous.append(record)
-        if not dangerous:
+        if not dangerous or (are_kept is not None and await are_kept()):
             return
         if now - started > _WAIT_SECONDS:
             raise StorageError(
-                f"nothing was committed: a garbage collection of objects older than {dangerous[0].cutoff.isoformat()} "
-                f"is running, and this commit refers to an object of {oldest.isoformat()}. Commit again after the "
-                "collection"
+                f"a garbage collection of objects older than {dangerous[0].cutoff.isoformat()} is running, and this "
+                f"change refers to an object of {oldest.isoformat()}. It was not made. Repeat it after the collection"
             )
         await asyncio.sleep(pause)
         pause = min(2 * pause, _LONGEST_CHECK_PAUSE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTarget:
+    """A snapshot that a branch or tag was just set to."""
+
+    snapshot_id: ObjectId
+    undo: Callable[[], Awaitable[object]]
+    branch: str | None = None
+    before: ObjectId | None = None
+    """Where the branch was before, if there was one."""
+
+
+async def check_target(context: RepositoryContext, target: NewTarget) -> None:
+    """Undo the change of a ref if its snapshot is collected at the same time.
+
+    A collection keeps what refs reach that exist when it begins to delete. So a ref that exists is safe from later
+    collections. One that runs now is waited for, unless the history of another ref contains the snapshot.
+    """
+    if context.ledger.refs_are_checked:
+        return
+    key = context.format.snapshot_key(target.snapshot_id)
+    try:
+        await check_objects(context, [key], lambda: _is_in_history(context, target))
+    except SessionStateError as error:
+        await target.undo()
+        raise SnapshotNotFoundError(
+            f"snapshot {target.snapshot_id} was garbage collected at the same time. No branch or tag was changed"
+        ) from error
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            await target.undo()
+        raise
+
+
+async def _is_in_history(context: RepositoryContext, target: NewTarget) -> bool:
+    """Whether other refs, or the branch as it was before, have a snapshot in their history."""
+    starts = [] if target.before is None else [target.before]
+    for name in await context.ledger.list_branches() - {target.branch}:
+        with contextlib.suppress(RefNotFoundError):
+            starts.append((await context.ledger.fetch_tip(name)).snapshot_id)
+    for start in dict.fromkeys(starts):
+        with contextlib.suppress(SnapshotNotFoundError):
+            async for info in context.ledger.ancestry(start):
+                if info.id == target.snapshot_id:
+                    return True
+    return False
 
 
 async def _fetch_oldest(context: RepositoryContext, keys: Sequence[str]) -> dt.datetime:
