@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import itertools
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -275,6 +276,29 @@ def test_a_list_with_invalid_columns_is_refused() -> None:
     ):
         with pytest.raises(FormatError):
             FORMAT.decode_manifest_list(FORMAT.encode_manifest_list(bad))
+
+
+@given(starts, st.data())
+def test_manifests_and_lists_have_one_order_and_do_not_repeat(first: list[int], data: st.DataObject) -> None:
+    listed = plan_lists(snapshot(array([ref(n) for n in first])))
+    summaries = encode_summaries(listed.snapshot.nodes)["/a"]
+    order = data.draw(st.lists(st.sampled_from(range(len(summaries))), min_size=1, max_size=6))
+    with contextlib.nullcontext() if order == sorted(set(order)) else pytest.raises(FormatError, match="in order"):
+        decode_summaries({"/a": [summaries[position] for position in order]})
+    content = listed.new[0].content
+    rows = data.draw(st.lists(st.sampled_from(range(len(content.sizes))), min_size=1, max_size=6))
+    columns = RefColumns([content.columns.ids[row] for row in rows], content.columns.boxes[rows])
+    with contextlib.nullcontext() if rows == sorted(set(rows)) else pytest.raises(FormatError, match="in the order"):
+        decode_list_body(encode_list_body(ListContent(columns, content.sizes[rows], content.counts[rows])))
+
+
+def test_a_snapshot_that_names_one_list_many_times_is_refused() -> None:
+    listed = plan_lists(snapshot(array([ref(n) for n in range(9)])))
+    node = listed.snapshot.nodes["/a"]
+    assert isinstance(node, ArrayNode)
+    many = ListedRefs(listed.new[:1] * 1000)
+    with pytest.raises(FormatError, match="repeat"):
+        reread(replace(listed.snapshot, nodes={"/a": node.with_manifests(many)}))
 
 
 @given(starts)

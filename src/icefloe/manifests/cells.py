@@ -620,14 +620,6 @@ def plan_regions(node: ArrayNode, change: ArrayEdits, listed: LinkedManifests, c
     return _regions(carried_over, slices)
 
 
-def is_in_order(boxes: Boxes) -> bool:
-    """Whether boxes are sorted as their extents are. No two of them are equal."""
-    numbers = boxes.reshape(len(boxes), -1)
-    differs = numbers[1:] != numbers[:-1]
-    rows, column = np.arange(len(boxes) - 1), differs.argmax(axis=1)
-    return bool((numbers[:-1][rows, column] < numbers[1:][rows, column]).all())
-
-
 def overlap_any(boxes: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
     """Whether each box shares a chunk with any of some other boxes, which are few."""
     found = np.zeros(len(boxes), dtype=bool)

@@ -27,14 +27,13 @@ from icefloe.manifests.cells import (
     cut_rows,
     group,
     group_box,
-    is_in_order,
     most_references,
     overlap_any,
     overlapping_pairs,
     to_extents,
 )
 from icefloe.model.chunk_table import ChunkTable
-from icefloe.model.manifest_lists import ListedRefs, ListsNotLoadedError, missing_lists
+from icefloe.model.manifest_lists import ListedRefs, ListsNotLoadedError, is_in_order, missing_lists
 from icefloe.model.snapshot import (
     ArrayNode,
     Extents,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from icefloe.ids import ObjectId, new_object_id
-from icefloe.manifests.cells import is_in_order, overlapping_pairs
+from icefloe.manifests.cells import overlapping_pairs
 from icefloe.model.manifest_lists import (
     EditedList,
     ListContent,
@@ -17,6 +17,7 @@ from icefloe.model.manifest_lists import (
     ListedRefs,
     ListSummary,
     ManifestList,
+    is_in_order,
     lists_of,
     missing_lists,
 )
@@ -192,6 +193,7 @@ class _Planner:
         if written is not None and np.array_equal(written.columns.boxes, columns.boxes):
             self.reused.append(written)
             return written
+        assert is_in_order(columns.boxes), "a list in which manifests repeat could not be read"
         infos = [self._infos[each] for each in columns.ids]
         content = ListContent(
             columns,

@@ -107,6 +107,14 @@ def crossing_bits(boxes: Boxes) -> npt.NDArray[np.int64]:
     return found
 
 
+def is_in_order(boxes: Boxes) -> bool:
+    """Whether boxes are sorted as their extents are. No two of them are equal."""
+    numbers = boxes.reshape(len(boxes), -1)
+    differs = numbers[1:] != numbers[:-1]
+    rows, column = np.arange(len(boxes) - 1), differs.argmax(axis=1)
+    return bool((numbers[:-1][rows, column] < numbers[1:][rows, column]).all())
+
+
 def _extents(box: npt.NDArray[np.int64]) -> Extents:
     return tuple(map(tuple, box.tolist()))
 

@@ -7,6 +7,7 @@ arrays have a kind of their own, so that a reader that does not know lists refus
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from icefloe.errors import FormatError
 from icefloe.formats.repository.wire_values import MALFORMED, are_canonical_ids, decode_or_refuse
 from icefloe.ids import ObjectId
-from icefloe.model.manifest_lists import ListContent, ListedRefs, ListSummary, ManifestList
+from icefloe.model.manifest_lists import ListContent, ListedRefs, ListSummary, ManifestList, is_in_order
 from icefloe.model.snapshot import ArrayNode, Extents, Node, RefColumns
 
 _MAX_INDEX = 2**32 - 1
@@ -69,6 +70,8 @@ def decode_list_body(body: bytes) -> ListContent:
     boxes = flat.reshape(count, -1, 2)
     if not _are_boxes(boxes):
         raise FormatError("a manifest list has a manifest with invalid extents")
+    if not is_in_order(boxes):
+        raise FormatError("a manifest list has manifests that repeat, or are not in the order of their extents")
     return ListContent(RefColumns(tuple(found.ids), boxes), sizes, counts)
 
 
@@ -126,6 +129,10 @@ def _decode_lists(path: str, wire: list[_WireSummary], known: dict[ObjectId, Man
     ranks = {len(each.summary.crossing) for each in lists}
     if len(ranks) != 1 or not 1 <= min(ranks) <= _MAX_RANK:
         raise FormatError(f"the array {path!r:.80} has manifest lists of different ranks, or none")
+    # A list that a snapshot names many times would be joined as often.
+    are_sorted = all(each.first <= each.summary.last for each in lists)
+    if not are_sorted or not all(one.summary.last < other.first for one, other in itertools.pairwise(lists)):
+        raise FormatError(f"the array {path!r:.80} has manifest lists that repeat, or are not in order")
     return ListedRefs(lists)
 
 
