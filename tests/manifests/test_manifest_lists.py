@@ -247,9 +247,11 @@ def test_arrays_with_the_same_manifests_share_the_lists() -> None:
     two = ArrayNode(b"b" * 8, "/b", one.document, one.shape, one.grid, manifests=one.manifests)
     listed = plan_lists(snapshot(one, two))
     found = reread(listed.snapshot)
-    assert refs_of(found).lists == refs_of(found, "/b").lists
+    assert refs_of(found) is refs_of(found, "/b")
     assert len(lists_of(found)) == len(listed.new) == 5
     assert without_common_lists(found.nodes["/a"], found.nodes["/b"])[0].manifests == ()  # type: ignore[arg-type]
+    load(found, listed.new)
+    assert known_refs(found.nodes["/a"]) is refs_of(found, "/b")  # type: ignore[arg-type]
 
 
 def test_sizes_can_be_corrected() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +19,21 @@ import icefloe
 from icefloe import ManifestConfig, RepositoryConfig
 from icefloe.blocking import run_blocking
 from icefloe.formats.repository import FORMAT
+from icefloe.ids import new_object_id
 from icefloe.maintenance.marking import snapshot_facts
 from icefloe.manifests import list_plan
 from icefloe.manifests.list_plan import ListSizes
 from icefloe.model.manifest_config import ManifestSet
-from icefloe.model.manifest_lists import ListedRefs, lists_of, missing_lists
-from icefloe.model.snapshot import ArrayNode
+from icefloe.model.manifest_lists import (
+    ListContent,
+    ListedFiles,
+    ListedRefs,
+    ListSummary,
+    ManifestList,
+    lists_of,
+    missing_lists,
+)
+from icefloe.model.snapshot import ArrayNode, RefColumns
 from icefloe.storage.contract import Storage
 
 TINY = ListSizes(listed_from=4, usual=3, largest=5)
@@ -251,6 +262,33 @@ def test_a_damaged_list_is_found_and_stops_a_collection(is_missing: bool) -> Non
         read(reopen(storage))
     # Chunks of other lists are still there.
     assert int(zarr.open_array(reopen(storage).readonly_session("main").store, path="a", mode="r")[39]) == 39
+
+
+def test_to_verify_arrays_that_share_a_list_takes_the_memory_of_one() -> None:
+    storage, manifests = icefloe.in_memory_storage(), 200
+    repo = create(storage, chunks=manifests, filled=False)
+    tip = write(repo, {0: 0})
+    snapshot = run_blocking(repo.context.metadata_files.fetch_snapshot(tip))
+    node = snapshot.nodes["/a"]
+    assert isinstance(node, ArrayNode)
+    first = node.manifests[0].manifest_id
+    edges = np.arange(manifests + 1)
+    boxes = np.stack([edges[:-1], edges[1:]], axis=1).reshape(manifests, 1, 2)
+    content = ListContent(RefColumns([first] * manifests, boxes), np.full(manifests, 9), np.full(manifests, 1))
+    only = ManifestList(ListSummary.of(new_object_id(), content), content)
+    run_blocking(storage.put(FORMAT.manifest_list_key(only.id), FORMAT.encode_manifest_list(content)))
+    listed = replace(snapshot, manifests=ListedFiles(dict(snapshot.manifests), [only]))
+    paths = [f"/b{number:03}" for number in range(300)]
+    sharing = node.with_manifests(ListedRefs([only]))
+    nodes = {path: replace(sharing, path=path, id=path.encode().rjust(8)) for path in paths}
+    data = FORMAT.encode_snapshot(replace(listed, nodes={"/": snapshot.nodes["/"], **nodes}))
+    run_blocking(storage.put(FORMAT.snapshot_key(tip), data))
+    tracemalloc.start()
+    try:
+        reopen(storage).verify(logs=False)
+        assert tracemalloc.get_traced_memory()[1] < 6_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_every_way_to_look_at_a_repository_shows_manifests_in_lists() -> None:

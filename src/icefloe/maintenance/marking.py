@@ -302,11 +302,15 @@ def snapshot_facts(snapshot: Snapshot) -> SnapshotFacts:
     """
     manifests = dict.fromkeys(known_files(snapshot))
     attributes = dict.fromkeys((*snapshot.attribute_files, *(each.id for each in lists_of(snapshot))))
+    # One of the arrays that share their manifests is enough. By identity, because to compare lists takes long.
+    sharing: dict[int, ArrayNode] = {}
     for node in snapshot.nodes.values():
         if node.attributes is not None:
             attributes[node.attributes.object_id] = None
         if isinstance(node, ArrayNode):
-            manifests |= dict.fromkeys(manifest_ids(known_refs(node)))
+            sharing[id(node.manifests)] = node
+    for node in sharing.values():
+        manifests |= dict.fromkeys(manifest_ids(known_refs(node)))
     quoted = tuple(entry.id for entry in snapshot.history)
     side_objects = named_objects(snapshot.metadata)
     is_complete = not missing_lists(lists_of(snapshot))

@@ -37,7 +37,7 @@ from icefloe.maintenance.inventory import (
 )
 from icefloe.maintenance.verify_checks import (
     ChunkObjects,
-    ManifestUse,
+    ManifestUses,
     Unchecked,
     VerifyReport,
     VirtualFiles,
@@ -46,9 +46,10 @@ from icefloe.maintenance.verify_checks import (
     check_manifest,
     true_log,
     undecodable_chunks,
+    uses_in,
 )
-from icefloe.model.manifest_lists import ManifestList, known_files, known_refs, lists_of, without_lists
-from icefloe.model.snapshot import ArrayNode, Manifest, ManifestFileInfo, Snapshot, named_objects
+from icefloe.model.manifest_lists import ManifestList, known_files, lists_of, without_lists
+from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, named_objects
 from icefloe.model.status import Damage, DamageKind
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.storage.contract import ObjectInfo
@@ -91,7 +92,7 @@ class _Verification:
         self.manifests: dict[ObjectId, ManifestFileInfo | None] = {}
         self.named_by: dict[ObjectId, ObjectId] = {}
         """A snapshot that refers to a manifest or attributes file."""
-        self.uses: dict[ObjectId, dict[ManifestUse, ObjectId]] = {}
+        self.uses = ManifestUses()
         self.attributes: dict[ObjectId, tuple[int, ObjectId]] = {}
         self.damaged_lists: set[ObjectId] = set()
         self.objects = ChunkObjects.of(listings["chunks"])
@@ -222,12 +223,9 @@ class _Verification:
             if node.attributes is not None:
                 row, _ = self.attributes.get(node.attributes.object_id, (-1, ""))
                 self.attributes[node.attributes.object_id] = (max(row, node.attributes.row), snapshot.id)
-            if isinstance(node, ArrayNode):
-                for ref in known_refs(node):
-                    self.manifests.setdefault(ref.manifest_id, None)
-                    self.named_by.setdefault(ref.manifest_id, snapshot.id)
-                    use = ManifestUse(node.id, node.path, ref.extents, node.grid)
-                    self.uses.setdefault(ref.manifest_id, {}).setdefault(use, snapshot.id)
+        for manifest_id in self.uses.add(snapshot):
+            self.manifests.setdefault(manifest_id, None)
+            self.named_by.setdefault(manifest_id, snapshot.id)
 
     # -- lists of ingested sources --------------------------------------------------------------------------------
 
@@ -278,15 +276,16 @@ class _Verification:
             key = self.uncached.format.manifest_key(manifest_id)
             if manifest.id != manifest_id:
                 self._add(DamageKind.WRONG_ID, "manifest", key, f"it says that it is {manifest.id}", snapshot_id)
-            damages, live = check_manifest(manifest, self.uses.get(manifest_id, {}), self.objects, self.context, key)
+            uses = uses_in(manifest, self.uses.by_manifest.get(manifest_id, {}))
+            damages, live = check_manifest(manifest, uses, self.objects, self.context, key)
             self.live_chunks.append(live)
             self.damages += damages
             if self.request.virtual:
-                self.files.add(manifest, self.uses.get(manifest_id, {}))
+                self.files.add(manifest, uses)
 
     async def _fetch_manifest(self, manifest_id: ObjectId) -> tuple[ObjectId, Manifest | None]:
         key, snapshot_id = self.uncached.format.manifest_key(manifest_id), self.named_by[manifest_id]
-        arrays = ", ".join(sorted({use.path for use in self.uses.get(manifest_id, {})})[:3])
+        arrays = ", ".join(self.uses.paths(manifest_id))
         try:
             return manifest_id, await self.uncached.metadata_files.fetch_manifest(manifest_id)
         except ObjectNotFoundError:

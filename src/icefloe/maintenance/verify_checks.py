@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from icefloe.maintenance.inventory import Listed, UncachedRepository, id_keys, i
 from icefloe.manifests.cells import bounding_box, in_boxes
 from icefloe.manifests.chunk_columns import find_rows
 from icefloe.model.chunk_table import ChunkKind, ChunkTable, rows_below, tombstones
+from icefloe.model.manifest_lists import known_refs
 from icefloe.model.snapshot import ArrayNode, Extents, Manifest, Snapshot, TransactionLog
 from icefloe.model.status import Damage, DamageKind
 from icefloe.model.zarr_document import parse_document
@@ -41,6 +42,7 @@ from icefloe.session.session import Session
 from icefloe.storage.requests import check_unchanged
 
 _SHOWN = 50
+_SHOWN_PATHS = 3
 
 
 REPAIRABLE = frozenset({DamageKind.WRONG_SIZE, DamageKind.MISQUOTED, DamageKind.LOG_DIFFERS})
@@ -107,6 +109,77 @@ class ManifestUse:
     path: str
     extents: Extents
     grid: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharingArrays:
+    """Arrays of a snapshot that have the same manifests."""
+
+    paths: tuple[str, ...]
+    """Of a few of them."""
+    grids: Mapping[NodeId, tuple[str, tuple[int, ...]]]
+    """The path and the chunk grid of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedUse:
+    """How arrays that have the same manifests use one of them."""
+
+    arrays: SharingArrays
+    extents: Extents
+
+
+SharedUses: TypeAlias = dict[SharedUse, ObjectId]
+"""How arrays use a manifest, and a snapshot of each."""
+
+
+class ManifestUses:
+    """How the arrays of snapshots use manifests.
+
+    Very many arrays may share the manifests of one list. They take the memory of one array.
+    """
+
+    def __init__(self) -> None:
+        self.by_manifest: dict[ObjectId, SharedUses] = {}
+        self._known: dict[tuple[tuple[NodeId, str, tuple[int, ...]], ...], SharingArrays] = {}
+
+    def add(self, snapshot: Snapshot) -> set[ObjectId]:
+        """Add the manifests of a snapshot, without those in lists that are not loaded. Returns their ids."""
+        found: set[ObjectId] = set()
+        sharing: dict[int, list[ArrayNode]] = {}
+        for node in snapshot.nodes.values():
+            if isinstance(node, ArrayNode):
+                sharing.setdefault(id(node.manifests), []).append(node)
+        for nodes in sharing.values():
+            arrays = self._join(nodes)
+            for ref in known_refs(nodes[0]):
+                uses = self.by_manifest.setdefault(ref.manifest_id, {})
+                uses.setdefault(SharedUse(arrays, ref.extents), snapshot.id)
+                found.add(ref.manifest_id)
+        return found
+
+    def _join(self, nodes: Sequence[ArrayNode]) -> SharingArrays:
+        key = tuple((node.id, node.path, node.grid) for node in nodes)
+        if key not in self._known:
+            paths = sorted(node.path for node in nodes)[:_SHOWN_PATHS]
+            self._known[key] = SharingArrays(tuple(paths), {node.id: (node.path, node.grid) for node in nodes})
+        return self._known[key]
+
+    def paths(self, manifest_id: ObjectId) -> list[str]:
+        """Some arrays that use a manifest."""
+        paths = {path for use in self.by_manifest.get(manifest_id, {}) for path in use.arrays.paths}
+        return sorted(paths)[:_SHOWN_PATHS]
+
+
+def uses_in(manifest: Manifest, uses: SharedUses) -> dict[ManifestUse, ObjectId]:
+    """The arrays that have chunks in a manifest, and a snapshot of each."""
+    found: dict[ManifestUse, ObjectId] = {}
+    for shared, snapshot_id in uses.items():
+        grids = shared.arrays.grids
+        used = [(*grids[node_id], node_id) for node_id in manifest.tables if node_id in grids]
+        for path, grid, node_id in sorted(used):
+            found.setdefault(ManifestUse(node_id, path, shared.extents, grid), snapshot_id)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

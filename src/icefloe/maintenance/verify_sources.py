@@ -25,9 +25,9 @@ from icefloe.display.card import format_count
 from icefloe.errors import IcefloeError, InvalidInputError, ObjectNotFoundError, VirtualChunkError, printable
 from icefloe.ids import ObjectId
 from icefloe.maintenance.inventory import fetch_all_refs, open_uncached, report_each, stream_bounded
-from icefloe.maintenance.verify_checks import ManifestUse
+from icefloe.maintenance.verify_checks import ManifestUse, ManifestUses, SharedUses, uses_in
 from icefloe.model.chunk_table import ChunkKind, ChunkTable
-from icefloe.model.snapshot import ArrayNode, Manifest
+from icefloe.model.snapshot import Manifest
 from icefloe.model.zarr_document import parse_document
 from icefloe.session.open_repository import RepositoryContext
 from icefloe.session.session import Session
@@ -154,7 +154,7 @@ def report_of(checked: pa.Table) -> SourceReport:
 class SourceWork:
     """The manifests of an audit, and how arrays use them."""
 
-    uses: Mapping[ObjectId, Mapping[ManifestUse, ObjectId]]
+    uses: Mapping[ObjectId, SharedUses]
     """By manifest: the arrays that use it, and a snapshot of each."""
 
 
@@ -165,14 +165,10 @@ async def plan_sources(context: RepositoryContext, branch: str | None = None) ->
     if branch is not None and branch not in refs.branches:
         raise InvalidInputError(f"there is no branch {branch!r}. Branches: {', '.join(sorted(refs.branches))}")
     starts = sorted(refs.targets()) if branch is None else [refs.branches[branch]]
-    uses: dict[ObjectId, dict[ManifestUse, ObjectId]] = {}
+    uses = ManifestUses()
     async for snapshot in stream_bounded(uncached.metadata_files.fetch_snapshot, starts):
-        for node in snapshot.nodes.values():
-            if isinstance(node, ArrayNode):
-                for ref in node.manifests:
-                    use = ManifestUse(node.id, node.path, ref.extents, node.grid)
-                    uses.setdefault(ref.manifest_id, {}).setdefault(use, snapshot.id)
-    return SourceWork(uses)
+        uses.add(snapshot)
+    return SourceWork(uses.by_manifest)
 
 
 def group_references(manifest: Manifest, uses: Mapping[ManifestUse, ObjectId], sample: int) -> pa.Table:
@@ -250,7 +246,7 @@ async def group_manifests(context: RepositoryContext, work: SourceWork, sample: 
 
     async def group(manifest_id: ObjectId) -> pa.Table:
         manifest = await files.fetch_manifest(manifest_id)
-        return group_references(manifest, work.uses[manifest_id], sample)
+        return group_references(manifest, uses_in(manifest, work.uses[manifest_id]), sample)
 
     found = stream_bounded(group, sorted(work.uses))
     async for part in report_each("group references", found, len(work.uses)):

@@ -375,7 +375,7 @@ def known_files(snapshot: Snapshot) -> Mapping[ObjectId, ManifestFileInfo]:
 
 def known_refs(node: ArrayNode) -> Sequence[ManifestRef]:
     """The manifests of an array, without those in lists that are not loaded."""
-    if not isinstance(node.manifests, ListedRefs):
+    if not isinstance(node.manifests, ListedRefs) or not missing_lists(node.manifests.lists):
         return node.manifests
     return _refs_in(each for each in node.manifests.lists if not missing_lists([each]))
 

@@ -105,10 +105,17 @@ def decode_summaries(wire: Any) -> dict[str, ListedRefs]:
     except MALFORMED as error:
         raise FormatError(f"a snapshot has invalid manifest lists: {error}") from error
     known: dict[ObjectId, ManifestList] = {}
-    return {path: _decode_lists(path, lists, known) for path, lists in found.items()}
+    shared: dict[tuple[ObjectId, ...], ListedRefs] = {}
+    refs: dict[str, ListedRefs] = {}
+    for path, summaries in found.items():
+        lists = _decode_lists(path, summaries, known)
+        ids = tuple(each.id for each in lists)
+        # Arrays with the same lists share one value, so that their manifests are joined once.
+        refs[path] = shared[ids] if ids in shared else shared.setdefault(ids, ListedRefs(lists))
+    return refs
 
 
-def _decode_lists(path: str, wire: list[_WireSummary], known: dict[ObjectId, ManifestList]) -> ListedRefs:
+def _decode_lists(path: str, wire: list[_WireSummary], known: dict[ObjectId, ManifestList]) -> list[ManifestList]:
     lists = []
     for list_id, count, chunk_refs, size_bytes, bounds, first, last, crossing in wire:
         numbers = (count, chunk_refs, size_bytes, *crossing)
@@ -133,7 +140,7 @@ def _decode_lists(path: str, wire: list[_WireSummary], known: dict[ObjectId, Man
     are_sorted = all(each.first <= each.summary.last for each in lists)
     if not are_sorted or not all(one.summary.last < other.first for one, other in itertools.pairwise(lists)):
         raise FormatError(f"the array {path!r:.80} has manifest lists that repeat, or are not in order")
-    return ListedRefs(lists)
+    return lists
 
 
 def _parse_box(path: str, wire: list[int]) -> Extents:
