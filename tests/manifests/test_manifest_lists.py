@@ -49,6 +49,7 @@ from icefloe.model.snapshot import (
     Snapshot,
     join_refs,
 )
+from icefloe.session.ancestry import group_by_manifest, suspected_arrays
 from icefloe.testing.model import array_document
 
 EPOCH = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
@@ -252,6 +253,14 @@ def test_arrays_with_the_same_manifests_share_the_lists() -> None:
     assert without_common_lists(found.nodes["/a"], found.nodes["/b"])[0].manifests == ()  # type: ignore[arg-type]
     load(found, listed.new)
     assert known_refs(found.nodes["/a"]) is refs_of(found, "/b")  # type: ignore[arg-type]
+
+
+def test_only_arrays_that_share_lists_are_compared_together() -> None:
+    one, two = array([ref(n) for n in range(10)]), array([ref(n) for n in range(10)], path="/b")
+    three = ArrayNode(b"c" * 8, "/c", one.document, one.shape, one.grid, manifests=one.manifests)
+    found = reread(plan_lists(snapshot(one, two, three)).snapshot)
+    groups = group_by_manifest(suspected_arrays(snapshot(), found))
+    assert [[now.path for _, now in group] for group in groups] == [["/a", "/c"], ["/b"]]
 
 
 def test_sizes_can_be_corrected() -> None:

@@ -257,7 +257,7 @@ def group_by_manifest(pairs: Iterable[ArrayPair]) -> list[list[ArrayPair]]:
     groups: dict[object, list[ArrayPair]] = {}
     for was, now in pairs:
         refs = now.manifests or (was.manifests if was is not None else ())
-        first = refs.lists[0].first if isinstance(refs, ListedRefs) else refs[0].manifest_id if refs else None
+        first = refs.lists[0] if isinstance(refs, ListedRefs) else refs[0].manifest_id if refs else None
         groups.setdefault(first, []).append((was, now))
     return list(groups.values())
 
