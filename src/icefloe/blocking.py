@@ -263,6 +263,12 @@ def blocking_loop() -> asyncio.AbstractEventLoop:
     return _loop_thread.loop() if simulated is None else simulated
 
 
+def call_later(seconds: float, call: Callable[[], object]) -> None:
+    """Call a function after some seconds, in the library's own thread, also if the loop of the caller has ended."""
+    loop = _loop_thread.loop()
+    loop.call_soon_threadsafe(loop.call_later, seconds, call)
+
+
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end and return its result. An interrupt cancels the coroutine before it is raised."""
     if _loop_thread.is_own_thread():

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,20 +257,19 @@ async def test_files_that_are_not_used_are_closed(tmp_path: Path, monkeypatch: p
     assert storage.read_now("b", 3, 9) == content(1)[3:9]
 
 
-def test_a_loop_that_has_ended_does_not_keep_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "_KEPT_SECONDS", 0.05)
+def test_files_are_closed_after_the_loop_that_read_them_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_KEPT_SECONDS", 0.1)
     storage = LocalStorage(tmp_path)
-    (tmp_path / "a").write_bytes(content(1))
-    (tmp_path / "b").write_bytes(content(2))
-    assert asyncio.run(read_now(storage, "a")) == content(1)[3:9]
-
-    async def later() -> None:
-        await asyncio.sleep(0.15)
-        assert storage.read_now("b", 3, 9) == content(2)[3:9]
-        await asyncio.sleep(0.15)
-
-    asyncio.run(later())
-    assert open_below(tmp_path) == []
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(content(1))
+    for _ in range(2):
+        assert asyncio.run(read_now(storage, "a")) == content(1)[3:9]
+        assert storage.read_now("b", 3, 9) == content(1)[3:9]
+        assert sorted(open_below(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
+        time.sleep(0.4)
+        assert open_below(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.sshfs", "overlay", ""])
@@ -283,16 +283,19 @@ def test_files_of_network_file_systems_are_not_kept_open(
     assert open_below(tmp_path) == []
 
 
-def test_a_forked_child_closes_what_its_parent_had_open(tmp_path: Path) -> None:
+def test_a_forked_child_closes_what_its_parent_had_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     (tmp_path / "pack").write_bytes(content(1))
     assert read(storage, "pack") == content(1)[3:9]
     child = os.fork()
     if child == 0:
         status = 1
+        monkeypatch.setattr(requests, "_KEPT_SECONDS", 0.1)
         try:
             nothing_open = open_below(tmp_path) == []
             status = 0 if nothing_open and read(storage, "pack") == content(1)[3:9] else 2
+            time.sleep(0.4)
+            status = status or 3 * len(open_below(tmp_path))
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

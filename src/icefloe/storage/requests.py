@@ -24,6 +24,7 @@ import numpy.typing as npt
 import obstore
 from obstore import exceptions as foreign
 
+from icefloe.blocking import call_later
 from icefloe.errors import (
     AlreadyExistsError,
     IcefloeError,
@@ -219,7 +220,8 @@ class KeptFiles:
         """Close all, also in a forked child."""
         self._files: dict[tuple[Bounds, str], KeptFile] = {}
         self._lock = threading.Lock()
-        self._closes_at = 0.0
+        self._is_timed = False
+        """Whether files that are not used will be closed later."""
 
     def find(self, bounds: Bounds, key: str) -> KeptFile | None:
         """The file of a key that is open."""
@@ -227,17 +229,14 @@ class KeptFiles:
 
     def keep(self, bounds: Bounds, key: str, kept: KeptFile) -> None:
         """Keep a file open until it is not used any more, or too many are open."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return  # nobody would close it
         with self._lock:
             self._files[bounds, key] = kept
             if len(self._files) > _MOST_KEPT_FILES:
                 del self._files[next(iter(self._files))]
-            if self._closes_at < kept.used_at:
-                self._closes_at = kept.used_at + 2 * _KEPT_SECONDS
-                loop.call_later(_KEPT_SECONDS, self._close_unused)
+            begins, self._is_timed = not self._is_timed, True
+        if begins:
+            # The loop of the caller may end before that.
+            call_later(_KEPT_SECONDS, self._close_unused)
 
     def drop(self, bounds: Bounds, key: str) -> None:
         """Close a file when its readers have ended."""
@@ -248,9 +247,9 @@ class KeptFiles:
         now = time.perf_counter()
         with self._lock:
             self._files = {key: kept for key, kept in self._files.items() if now - kept.used_at < _KEPT_SECONDS}
-            self._closes_at = now + 2 * _KEPT_SECONDS if self._files else 0.0
-            if self._files:
-                asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._close_unused)
+            self._is_timed = goes_on = bool(self._files)
+        if goes_on:
+            call_later(_KEPT_SECONDS, self._close_unused)
 
 
 KEPT_FILES = KeptFiles()
