@@ -162,6 +162,24 @@ def test_manifests_of_a_list_that_is_not_loaded_cannot_be_used() -> None:
         found.manifests["0" * 20]
 
 
+@given(starts, st.data())
+def test_looking_up_the_manifests_of_one_list_looks_into_no_other(first: list[int], data: st.DataObject) -> None:
+    base = snapshot(array([ref(n) for n in first]), array([ref(1)], path="/c"))
+    found = plan_lists(base).snapshot
+    assert isinstance(found.manifests, ListedFiles)
+    lists, loaded = lists_of(found), found.manifests
+    for each in data.draw(st.permutations(lists)):
+        for manifest_id in each.columns.ids:
+            assert loaded[manifest_id] == base.manifests[manifest_id]
+    assert all(loaded[key] == info for key, info in base.manifests.items())
+    one = data.draw(st.sampled_from(lists))
+    files = ListedFiles({}, lists)
+    assert all(files[key] == base.manifests[key] for key in one.columns.ids)
+    assert len(files._found) == len(one)
+    with pytest.raises(KeyError):
+        files["0" * 20]
+
+
 def test_a_list_that_differs_from_its_summary_is_refused() -> None:
     listed = plan_lists(snapshot(array([ref(n) for n in range(8)])))
     found = reread(listed.snapshot)

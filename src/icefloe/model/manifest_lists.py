@@ -332,6 +332,9 @@ class ListedFiles(ManifestFiles):
         self.own = own
         self.lists = tuple(lists)
         self._found: dict[ObjectId, ManifestFileInfo] = {}
+        """The files of lists in which one was found."""
+        self._next = 0
+        """The list after the last of these."""
 
     @property
     def is_complete(self) -> bool:
@@ -348,13 +351,18 @@ class ListedFiles(ManifestFiles):
     def __getitem__(self, manifest_id: ObjectId) -> ManifestFileInfo:
         found = self._found.get(manifest_id)
         if found is None and self._loaded is None:
-            # A commit looks up all manifests of a list or two, not one of every list.
-            self._found = dict(self.own.items())
-            for each in self.lists:
-                if each.is_loaded:
-                    self._found |= each.by_id()
-            found = self._found.get(manifest_id)
+            found = self.own.get(manifest_id) or self._find_in_lists(manifest_id)
         return super().__getitem__(manifest_id) if found is None else found
+
+    def _find_in_lists(self, manifest_id: ObjectId) -> ManifestFileInfo | None:
+        # A commit looks up all manifests of a list or two, not one of every list. They are in order.
+        for position in itertools.chain(range(self._next, len(self.lists)), range(self._next)):
+            each = self.lists[position]
+            if each.is_loaded and manifest_id in each.by_id():
+                self._found |= each.by_id()
+                self._next = position + 1
+                return self._found[manifest_id]
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ListedFiles, (dict(self.own.items()), self.lists)
