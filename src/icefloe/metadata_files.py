@@ -446,7 +446,8 @@ class MetadataFiles:
         Manifest lists that it needs are written before it: a ref may point at the snapshot already.
         """
         if self.format.capabilities.manifest_lists:
-            listed = plan_lists(snapshot)
+            wanted = snapshot
+            listed = await self.with_lists(lambda: plan_lists(wanted))
             await asyncio.gather(*map(self.write_list, listed.new))
             snapshot = listed.snapshot
         data = self.format.encode_snapshot(snapshot)

@@ -33,7 +33,7 @@ from icefloe.model.manifest_lists import (
     lists_of,
     missing_lists,
 )
-from icefloe.model.snapshot import ArrayNode, RefColumns
+from icefloe.model.snapshot import ArrayNode, ManifestRef, RefColumns
 from icefloe.storage.contract import Storage
 
 TINY = ListSizes(listed_from=4, usual=3, largest=5)
@@ -289,6 +289,21 @@ def test_to_verify_arrays_that_share_a_list_takes_the_memory_of_one() -> None:
         assert tracemalloc.get_traced_memory()[1] < 6_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_lists_are_loaded_to_write_a_snapshot_with_manifests_of_unknown_size() -> None:
+    storage = icefloe.in_memory_storage()
+    files = create(storage).context.metadata_files
+    snapshot = run_blocking(files.fetch_snapshot_file(reopen(storage).lookup_branch("main")))
+    assert missing_lists(lists_of(snapshot))
+    node = snapshot.nodes["/a"]
+    assert isinstance(node, ArrayNode)
+    unknown = tuple(ManifestRef(new_object_id(), ((first, first + 1),)) for first in range(8))
+    other = replace(node.with_manifests(unknown), path="/b", id=b"b" * 8)
+    run_blocking(files.write_snapshot(replace(snapshot, nodes={**snapshot.nodes, "/b": other})))
+    found = run_blocking(reopen(storage).context.metadata_files.fetch_snapshot(snapshot.id))
+    assert found.nodes["/a"] == node
+    assert found.nodes["/b"] == other
 
 
 def test_every_way_to_look_at_a_repository_shows_manifests_in_lists() -> None:

@@ -304,7 +304,7 @@ async def write_snapshot(
         built = manifests
         snapshot = await context.metadata_files.with_lists(lambda: _build_snapshot(state, request, linked, built, onto))
         if context.capabilities.manifest_lists:
-            snapshot = _write_lists(state, snapshot, start, files)
+            snapshot = await _write_lists(state, snapshot, start, files)
         start(context.metadata_files.write_snapshot(snapshot))
         if context.format.capabilities.transaction_logs:
             start(context.metadata_files.write_transaction_log(snapshot.id, log))
@@ -387,10 +387,11 @@ def _write_attributes(
     }
 
 
-def _write_lists(state: SessionState, snapshot: Snapshot, start: Start, earlier: EarlierFiles | None) -> Snapshot:
+async def _write_lists(state: SessionState, snapshot: Snapshot, start: Start, earlier: EarlierFiles | None) -> Snapshot:
     """Begin to write the manifest lists that the base does not have; returns the snapshot with these lists."""
     files = state.context.metadata_files
-    listed = plan_lists(snapshot, state.base, {} if earlier is None else earlier.lists)
+    written = {} if earlier is None else earlier.lists
+    listed = await files.with_lists(lambda: plan_lists(snapshot, state.base, written))
     for made in listed.new:
         start(files.write_list(made))
     if earlier is not None:
