@@ -382,6 +382,7 @@ class MetadataFiles:
         try:
             if not self.format.searches_manifests or len(data) <= _SMALL_MANIFEST_BYTES:
                 decoded = _decode_now(self.format.decode_manifest, data)
+                self._warn_of_small_cache("manifest", len(decoded))
                 self._manifests.put((manifest_id, _DECODED), decoded, decoded.nbytes)
                 return decoded
             opened = _decode_now(self.format.open_manifest, data)

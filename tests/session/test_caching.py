@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,6 +103,23 @@ def test_limits_by_number_are_those_of_the_official_package(
         first_chunk(session, "a0")
     assert weights(repo) == (0, 0)
     assert len(filled.journal.reads("manifests/")) >= 2
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_cache_that_is_too_small_for_a_manifest_is_reported_once(
+    is_local: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = icefloe.local_filesystem_storage(tmp_path) if is_local else icefloe.in_memory_storage()
+    repo = icefloe.Repository.create(storage, settings())
+    with repo.transaction("main", message="array") as store:
+        zarr.create_array(store, name="a", shape=(3,), chunks=(1,), dtype="i1")[:] = 1
+    caplog.clear()
+    session = icefloe.Repository.open(storage, config=settings(num_chunk_refs=2)).readonly_session("main")
+    for _ in range(2):
+        first_chunk(session, "a")
+    said = [record.getMessage() for record in caplog.records if "num_chunk_refs" in record.getMessage()]
+    assert len(said) == 1
+    assert "A manifest has 3 chunk references, but the cache can keep 2 references" in said[0]
 
 
 def test_without_a_cache_of_snapshots_each_session_fetches_its_own(
