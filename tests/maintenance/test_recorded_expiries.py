@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from icefloe.maintenance import expire
 from icefloe.maintenance.expire import write_new_parents
 from icefloe.maintenance.inventory import fetch_history, open_uncached
 from icefloe.storage.contract import Storage
-from icefloe.storage.wrappers import Operation
+from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
 
 Step = tuple[str, int, int]
 BRANCHES = ("main", "dev", "rel")
@@ -355,3 +356,85 @@ def test_a_record_that_leads_in_a_circle_is_an_error_of_the_format() -> None:
     run_blocking(repo.storage.create(DOTTED.branch_key("main", 4), text.encode()))
     with pytest.raises(icefloe.FormatError, match="twice"):
         list(icefloe.Repository.open(repo.storage).ancestry(branch="main"))
+
+
+class KilledError(Exception):
+    """The process was killed."""
+
+
+class Killing(WrappedStorage):
+    """Carries out some writes. After them every request fails, as for a process that was killed."""
+
+    def __init__(self, inner: Storage, left: list[int]) -> None:
+        super().__init__(inner)
+        self.left = left
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return Killing(inner, self.left)
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        self.left[0] -= operation.method in WRITES
+        if self.left[0] < 0:
+            raise KilledError
+        return await call()
+
+
+def copy_of(storage: Storage) -> Storage:
+    async def copy() -> Storage:
+        found = icefloe.in_memory_storage()
+        async for page in storage.list(""):
+            for item in page:
+                await found.put(item.key, await storage.get(item.key))
+        return found
+
+    return run_blocking(copy())
+
+
+def collect(storage: Storage) -> None:
+    icefloe.Repository.open(storage).garbage_collect(now(), ignore_running_sessions=True)
+
+
+def make_fork(above: int, dev_first: bool) -> icefloe.Repository:
+    """`dev` is at a snapshot of `main` with an expired parent. Histories are read in the order of the ids of tips."""
+    repo = icefloe.Repository.create(icefloe.in_memory_storage())
+
+    def commit(name: str, *, amends: bool = False) -> str:
+        session = repo.writable_session("main")
+        zarr.open_group(session.store, mode="a").create_group(name)
+        return session.amend(name) if amends else session.commit(name)
+
+    ids = {name: commit(name) for name in ("expired 1", "expired 2", "below", "expired 3", "fork")}
+    repo.create_branch("dev", ids["fork"])
+    tip = [commit(f"kept {number}") for number in range(above)][-1]
+    for number in itertools.count(above):
+        if (ids["fork"] < tip) == dev_first:
+            break
+        tip = commit(f"kept {number}", amends=True)
+    repo.expire_snapshots(snapshots=[key for name, key in ids.items() if name.startswith("expired")])
+    return repo
+
+
+@pytest.mark.parametrize("dev_first", [True, False])
+@pytest.mark.parametrize(("above", "step"), [(1, 1), pytest.param(40, 9, marks=pytest.mark.long)])
+def test_a_collection_finishes_the_expiry_that_a_killed_one_began_to_write(
+    above: int, step: int, dev_first: bool
+) -> None:
+    made = make_fork(above, dev_first)
+    shown = {branch: messages(made, branch) for branch in ("main", "dev")}
+    for writes in itertools.count(0, step):
+        storage, is_killed = copy_of(made.storage), False
+        try:
+            collect(Killing(storage, [writes]))
+        except KilledError:
+            is_killed = True
+        collect(storage)
+        repo = icefloe.Repository.open(storage)
+        assert repo.verify().is_clean, writes
+        assert {branch: messages(repo, branch) for branch in shown} == shown, writes
+        for info in repo.ancestry(branch="main"):
+            # Also where no walk from a tip reads the file of a snapshot.
+            assert not [each.message for each in repo.ancestry(snapshot_id=info.id) if "expired" in each.message], (
+                writes
+            )
+        if not is_killed:
+            break

@@ -384,18 +384,25 @@ async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId,
         return
     await check_not_converting(context.storage, CONVERSION)
     cause: Exception | None = None
+    written: set[ObjectId] = set()
     for _ in range(_ROUNDS):
         uncached = open_uncached(context)
         try:
             history = await fetch_written_history(uncached)
-            plan = plan_new_parents(history, _farthest(history, history.new_parents, added or {}))
+            parents = _farthest(history, history.new_parents, added or {})
+            plan = plan_new_parents(history, parents)
             if not plan.skipped:
+                # If a collection died before, descendants may still quote the former parents of what it has written.
+                found = {child: to for child, to in parents.items() if _has_parent(history, child, to)}
+                quoted = {child: to for child, to in found.items() if child not in written}
+                await context.ledger.change_parents(HistoryChange(plan.change.expired, quoted))
                 if not history.main or not history.new_parents:
                     return
                 if await context.ledger.record_new_parents(history.main, {}):
                     return
                 continue
             await _apply(context, plan, uncached.metadata_files, "write new parents")
+            written |= plan.change.parents.keys()
         except GONE as error:
             # Others may have written them and collected garbage since the walk. Damage is found again.
             if str(cause) == str(error):
@@ -404,6 +411,10 @@ async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId,
     raise StorageError(
         f"other processes changed history in each of {_ROUNDS} attempts to write recorded expiries. Try again"
     ) from cause
+
+
+def _has_parent(history: History, child: ObjectId, parent: ObjectId) -> bool:
+    return child in history.snapshots and history.snapshots[child].parent_id == parent
 
 
 def _farthest(
