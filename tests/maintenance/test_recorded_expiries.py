@@ -14,11 +14,12 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.maintenance.histories import Past, count, make_past, messages, now
-from tests.maintenance.test_expire import Overtaken, Recording
+from tests.maintenance.test_expire import Recording
 
 import icefloe
 from icefloe.blocking import run_blocking
 from icefloe.conversion.convert import convert
+from icefloe.ledger import repository
 from icefloe.ledger.recover import recover
 from icefloe.ledger.repository_refs import DOTTED, parse_sequence
 from icefloe.maintenance import expire
@@ -26,6 +27,24 @@ from icefloe.maintenance.expire import write_new_parents
 from icefloe.maintenance.inventory import fetch_history, open_uncached
 from icefloe.storage.contract import Storage
 from icefloe.storage.wrappers import WRITES, Operation, WrappedStorage
+
+
+class Overtaken(WrappedStorage):
+    """Does something just before the first write of an object in a folder."""
+
+    def __init__(self, inner: Storage, before: list[Callable[[], Awaitable[None]]], folder: str) -> None:
+        super().__init__(inner)
+        self.before = before
+        self.folder = folder
+
+    def _rewrap(self, inner: Storage) -> Storage:
+        return Overtaken(inner, self.before, self.folder)
+
+    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
+        if self.before and operation.method in WRITES and operation.key.startswith(self.folder):
+            await self.before.pop()()
+        return await call()
+
 
 Step = tuple[str, int, int]
 BRANCHES = ("main", "dev", "rel")
@@ -204,6 +223,52 @@ def test_an_amended_snapshot_keeps_its_new_parent(branch: str) -> None:
     assert repo.verify().is_clean
 
 
+@pytest.mark.parametrize("most", [1, 64])
+def test_an_amendment_that_is_refused_leaves_the_record_as_it_was(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "MOST_NEW_PARENTS", most)
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    repo.create_branch("dev", repo.lookup_branch("main"))
+    past.commit("main", seed=8)
+    repo.expire_snapshots(retain_last=1)
+    before = run_blocking(repo.context.ledger.fetch_new_parents())
+
+    async def commit() -> None:
+        session = await repo.writable_session_async("dev")
+        await zarr.api.asynchronous.create_group(store=session.store, path="other")
+        await session.commit_async("other")
+
+    storage = Overtaken(repo.storage, [commit], "refs/branch.dev/")
+    late = icefloe.Repository.open(storage).writable_session("dev")
+    zarr.open_group(late.store, mode="a").create_group("late")
+    with pytest.raises(icefloe.ConflictError):
+        late.amend("late")
+    assert not storage.before
+    assert run_blocking(icefloe.Repository.open(repo.storage).context.ledger.fetch_new_parents()) == before
+    collect(repo.storage)
+    assert messages(repo, "dev") == ["other", "c 5 on main", "Repository initialized"]
+
+
+def test_a_full_record_keeps_the_new_parents_of_amended_tips_and_of_what_others_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repository, "MOST_NEW_PARENTS", 1)
+    past = make_past(icefloe.in_memory_storage(), "repository")
+    repo = past.repo
+    for branch in ("dev", "rel"):
+        repo.create_branch(branch, repo.lookup_branch("main"))
+    past.commit("main", seed=8)
+    repo.expire_snapshots(retain_last=1)
+    for number in range(5):
+        for branch in ("dev", "rel", "main"):
+            session = repo.writable_session(branch)
+            zarr.open_group(session.store, mode="a").create_group(f"g{number}")
+            session.amend(f"amended {number}")
+        assert len(run_blocking(repo.context.ledger.fetch_new_parents())) <= 3
+    assert messages(repo, "dev") == messages(repo, "rel") == ["amended 4", "Repository initialized"]
+    assert messages(repo, "main") == ["amended 4", "c 5 on main", "Repository initialized"]
+
+
 def test_many_new_parents_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expire, "MOST_NEW_PARENTS", 2)
     past = make_past(icefloe.in_memory_storage(), "repository", commits=9)
@@ -319,22 +384,10 @@ def test_a_branch_that_is_amended_or_moved_during_an_expiry_shows_nothing_expire
         await zarr.api.asynchronous.create_group(store=session.store, path="amended")
         await session.amend_async("amended")
 
-    overtaken = BeforeRecord(repo.storage, [amend])
+    overtaken = Overtaken(repo.storage, [amend], "refs/branch.main/")
     icefloe.Repository.open(overtaken).expire_snapshots(retain_last=1)
     assert not overtaken.before
     assert messages(icefloe.Repository.open(repo.storage), "dev") == ["amended", "Repository initialized"]
-
-
-class BeforeRecord(Overtaken):
-    """Does something just before the first file of `main` that records an expiry."""
-
-    def _rewrap(self, inner: Storage) -> Storage:
-        return BeforeRecord(inner, self.before)
-
-    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[Any]]) -> Any:
-        if operation.method == "create" and self.before:
-            await self.before.pop()()
-        return await call()
 
 
 def test_a_new_parent_that_does_not_exist_hides_nothing() -> None:

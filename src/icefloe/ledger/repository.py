@@ -19,7 +19,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -453,27 +453,43 @@ class RepositoryLedger(QuotingLedger):
         return found
 
     async def advance(self, branch: str, tip: Tip, snapshot: Snapshot, *, amends: ObjectId | None = None) -> Tip:
-        if amends is not None and branch == MAIN:
-            tip = replace(tip, new_parents=_inherit(tip.new_parents, amends, snapshot.id))
-        elif amends is not None:
-            await self._inherit_parent(amends, snapshot.id)
-        await self.replace_tip(branch, tip, snapshot.id)
-        if amends is not None and branch != MAIN:
-            # An expiry may have been recorded since, which did not see the new snapshot. The branch has moved, so this
-            # must not fail. Without it, the branch shows expired ancestors.
-            with contextlib.suppress(IcefloeError):
-                await self._inherit_parent(amends, snapshot.id)
+        if amends is None:
+            await self.replace_tip(branch, tip, snapshot.id)
+        elif branch == MAIN:
+            tip = replace(tip, new_parents=_replace_amended(tip.new_parents, amends, snapshot.id))
+            await self.replace_tip(branch, tip, snapshot.id)
+        else:
+            await self._amend(branch, tip, amends, snapshot.id)
         landed = replace(tip, snapshot_id=snapshot.id, version_token=tip.version_token + 1)
         self.note_current(branch, landed)
         return landed
 
-    async def _inherit_parent(self, amended: ObjectId, snapshot_id: ObjectId) -> None:
-        """Record the new parent of an amended snapshot for the one that replaces it."""
+    async def _amend(self, branch: str, tip: Tip, amended: ObjectId, snapshot_id: ObjectId) -> None:
+        """Move a branch other than `main` to the snapshot that replaces its tip, with the new parent of the tip.
+
+        The new parent is recorded before the branch moves. What is no longer needed is removed after it has moved.
+        """
+        await self._change_new_parents(lambda recorded: _inherit(recorded, amended, snapshot_id))
+        try:
+            await self.replace_tip(branch, tip, snapshot_id)
+        except ConflictError:
+            with contextlib.suppress(IcefloeError):
+                await self._change_new_parents(lambda recorded: _without(recorded, snapshot_id))
+            raise
+        # An expiry may have been recorded since, which did not see the new snapshot. The branch has moved, so this must
+        # not fail. Without it, the branch shows expired ancestors.
+        with contextlib.suppress(IcefloeError):
+            await self._change_new_parents(lambda recorded: _replace_amended(recorded, amended, snapshot_id))
+
+    async def _change_new_parents(
+        self, change: Callable[[Mapping[ObjectId, ObjectId]], Mapping[ObjectId, ObjectId]]
+    ) -> None:
+        """Change the recorded new parents, whatever `main` is at."""
         for pause in _CONTENTION.pauses():
             newest = await self._fetch_newest(MAIN)
             if newest is None:
                 return
-            parents = _inherit(newest.content.new_parents, amended, snapshot_id)
+            parents = change(newest.content.new_parents)
             if parents == newest.content.new_parents:
                 return
             if await self._take_next(MAIN, newest, replace(newest.content, new_parents=parents)):
@@ -769,15 +785,26 @@ def _content_at(tip: Tip, snapshot_id: ObjectId) -> RefContent:
 def _inherit(
     new_parents: Mapping[ObjectId, ObjectId], amended: ObjectId, snapshot_id: ObjectId
 ) -> Mapping[ObjectId, ObjectId]:
-    """The new parents with that of an amended snapshot also for the one that replaces it.
-
-    If there are many, it is moved: an amended snapshot can still be that of a tag, but mostly nothing reaches it.
-    """
+    """The new parents with that of an amended snapshot also for the one that replaces it, which comes last."""
     parent = new_parents.get(amended)
-    if parent is None or snapshot_id in new_parents:
-        return new_parents
-    kept = {child: to for child, to in new_parents.items() if len(new_parents) < MOST_NEW_PARENTS or child != amended}
-    return {**kept, snapshot_id: parent}
+    return new_parents if parent is None or snapshot_id in new_parents else {**new_parents, snapshot_id: parent}
+
+
+def _replace_amended(
+    new_parents: Mapping[ObjectId, ObjectId], amended: ObjectId, snapshot_id: ObjectId
+) -> Mapping[ObjectId, ObjectId]:
+    """The new parents after a snapshot was amended.
+
+    If there are many, that of the amended snapshot is removed, unless it is the first one with this parent. The
+    snapshot that was amended first may be in the history of other refs. The later ones mostly are not.
+    """
+    inherited = _inherit(new_parents, amended, snapshot_id)
+    first = next((child for child, parent in inherited.items() if parent == inherited.get(amended)), amended)
+    return inherited if len(inherited) <= MOST_NEW_PARENTS or first == amended else _without(inherited, amended)
+
+
+def _without(new_parents: Mapping[ObjectId, ObjectId], snapshot_id: ObjectId) -> Mapping[ObjectId, ObjectId]:
+    return {child: parent for child, parent in new_parents.items() if child != snapshot_id}
 
 
 def _no_branch(branch: str) -> RefNotFoundError:
