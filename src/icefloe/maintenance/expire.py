@@ -362,14 +362,19 @@ async def _record_parents(
         # What no ref reaches is only of use if a branch is reset to it.
         kept = history.snapshots.keys() - plan.change.expired
         parents = {child: parent for child, parent in parents.items() if child in kept}
-    if len(parents) > MOST_NEW_PARENTS:
-        await context.check_writable()
-        await write_new_parents(context, parents)
-        return True
-    if parents == history.new_parents:
+    is_short = len(parents) <= MOST_NEW_PARENTS
+    if is_short and parents == history.new_parents:
         return True
     if history.main is None:
         raise RefNotFoundError("there is no branch 'main', so an expiry cannot be recorded", name=MAIN)
+    if not is_short:
+        await context.check_writable()
+        # One of them is recorded, so that expiries that were planned before notice this one.
+        one = {child: parents[child] for child in list(plan.skipped)[:1]}
+        if not await uncached.ledger.record_new_parents(history.main, {**history.new_parents, **one}):
+            return False
+        await write_new_parents(context, parents)
+        return True
     return await uncached.ledger.record_new_parents(history.main, parents)
 
 
