@@ -14,11 +14,14 @@ from typing import Any, Generic, Literal, TypeVar
 from icefloe.blocking import blocking_loop, fork_safe_lock, reset_after_fork
 from icefloe.debug import HAS_TELEMETRY, span
 from icefloe.errors import (
+    AlreadyExistsError,
     FormatError,
     InvalidInputError,
     InvalidSnapshotIdError,
     ObjectNotFoundError,
+    OutcomeUnknownError,
     SnapshotNotFoundError,
+    VersionMismatchError,
 )
 from icefloe.formats.format import Format, OpenManifest
 from icefloe.ids import NodeId, ObjectId, is_object_id
@@ -27,7 +30,7 @@ from icefloe.model.chunk_table import ChunkRef
 from icefloe.model.config import CHUNK_REF_BYTES, SNAPSHOT_NODE_BYTES
 from icefloe.model.manifest_lists import ListContent, ListsNotLoadedError, ManifestList, lists_of, missing_lists
 from icefloe.model.snapshot import Manifest, ManifestFileInfo, Snapshot, TransactionLog
-from icefloe.storage.contract import SourceStorage, Storage
+from icefloe.storage.contract import SourceStorage, Storage, Version
 
 _log = logging.getLogger("icefloe")
 
@@ -216,14 +219,16 @@ class MetadataFiles:
         await self.load_lists(lists_of(snapshot))
         return snapshot
 
-    async def fetch_snapshot_file(self, snapshot_id: ObjectId, *, anew: bool = False) -> Snapshot:
+    async def fetch_snapshot_file(
+        self, snapshot_id: ObjectId, *, anew: bool = False, versions: list[Version] | None = None
+    ) -> Snapshot:
         """A snapshot by id; SnapshotNotFoundError when there is none.
 
         Its manifest lists may not be loaded: the manifests of a large array are not needed to open it, or to find a
         few of its chunks. Using them before `load_lists` is a ListsNotLoadedError.
 
         What a snapshot holds never changes, but expiry rewrites its parent and the history that it quotes in place.
-        Pass `anew` to read the file again if a decision depends on these.
+        Pass `anew` to read the file again if a decision depends on these. Then its version is added to `versions`.
         """
 
         key = self.format.snapshot_key(snapshot_id)
@@ -235,7 +240,9 @@ class MetadataFiles:
             self._warn_of_small_cache("snapshot", len(snapshot.nodes))
             return snapshot, _snapshot_weight(snapshot, size_bytes)
 
-        load_file, load_now = self._loads(key, "fetch_snapshot", snapshot_id, self.format.decode_snapshot, check)
+        load_file, load_now = self._loads(
+            key, "fetch_snapshot", snapshot_id, self.format.decode_snapshot, check, versions
+        )
 
         async def load() -> tuple[Snapshot, int]:
             try:
@@ -256,6 +263,11 @@ class MetadataFiles:
         if anew:
             return await self._snapshots.renew(snapshot_id, load)
         return await self._snapshots.get(snapshot_id, load, load_now)
+
+    async def fetch_versioned_snapshot(self, snapshot_id: ObjectId) -> tuple[Snapshot, Version]:
+        """A snapshot as its file is now, and the version of the file, for `replace_snapshot`."""
+        versions: list[Version] = []
+        return await self.fetch_snapshot_file(snapshot_id, anew=True, versions=versions), versions[0]
 
     async def load_lists(self, lists: Iterable[ManifestList]) -> None:
         """Load manifest lists of a snapshot, so that their manifests can be used. FormatError if one is missing."""
@@ -412,14 +424,17 @@ class MetadataFiles:
         assert isinstance(entry, OpenManifest)
         return entry
 
-    async def fetch_transaction_log(self, snapshot_id: ObjectId, *, anew: bool = False) -> TransactionLog:
+    async def fetch_transaction_log(
+        self, snapshot_id: ObjectId, *, anew: bool = False, versions: list[Version] | None = None
+    ) -> TransactionLog:
         """What a snapshot changed against its parent; ObjectNotFoundError when no log was written.
 
-        Expiry rewrites logs in place in some generations, as it does with the parents of snapshots.
+        Expiry rewrites logs in place in some generations, as it does with the parents of snapshots. With `anew`, the
+        version of the file is added to `versions`.
         """
         key, decode = self.format.transaction_log_key(snapshot_id), self.format.decode_transaction_log
         load, load_now = self._loads(
-            key, "fetch_transaction_log", snapshot_id, decode, lambda log, size_bytes: (log, 4 * size_bytes)
+            key, "fetch_transaction_log", snapshot_id, decode, lambda log, size_bytes: (log, 4 * size_bytes), versions
         )
         if anew:
             return await self._logs.renew(snapshot_id, load)
@@ -456,6 +471,24 @@ class MetadataFiles:
         self._snapshots.put(snapshot.id, snapshot, _snapshot_weight(snapshot, size))
         self._warn_of_small_cache("snapshot", len(snapshot.nodes))
         return size
+
+    async def replace_snapshot(self, snapshot: Snapshot, version: Version) -> None:
+        """Write a snapshot again, with another parent or other quotes. VersionMismatchError if its file has changed."""
+        data = self.format.encode_snapshot(snapshot)
+        await self._write_if(self.format.snapshot_key(snapshot.id), data, version, "snapshot")
+        self.forget_snapshot(snapshot.id)
+
+    async def replace_transaction_log(
+        self, snapshot_id: ObjectId, log: TransactionLog, version: Version | None
+    ) -> Version:
+        """Write a transaction log again; returns its version. VersionMismatchError if its file has changed.
+
+        With None as version, there must be no file.
+        """
+        data = self.format.encode_transaction_log(snapshot_id, log)
+        written = await self._write_if(self.format.transaction_log_key(snapshot_id), data, version, "transaction-log")
+        self.forget_transaction_log(snapshot_id)
+        return written
 
     async def write_manifest(
         self, manifest: Manifest, start: Callable[[Coroutine[Any, Any, None]], object] | None = None
@@ -498,11 +531,20 @@ class MetadataFiles:
         object_id: ObjectId,
         decode: Callable[[bytes], T],
         finish: Callable[[T, int], tuple[T, int]],
+        versions: list[Version] | None = None,
     ) -> tuple[Callable[[], Awaitable[tuple[T, int]]], Callable[[], tuple[T, int] | None]]:
-        """Two ways to read a file: with a request, and at once. `finish` returns its weight in a cache."""
+        """Two ways to read a file: with a request, and at once. `finish` returns its weight in a cache.
+
+        A request adds the version of the file to `versions`.
+        """
 
         async def load() -> tuple[T, int]:
-            data = await self._get(key, step, object_id)
+            if versions is None:
+                data = await self._get(key, step, object_id)
+            else:
+                found = await self.storage.get_versioned(key)
+                data = found.data
+                versions.append(found.version)
             return finish(await self._decode(decode, data, step, key), len(data))
 
         def load_now() -> tuple[T, int] | None:
@@ -564,6 +606,16 @@ class MetadataFiles:
         metadata: Mapping[str, str] = self.format.object_metadata(file_type)
         await self.storage.put(key, data, metadata=metadata)
         return len(data)
+
+    async def _write_if(self, key: str, data: bytes, version: Version | None, file_type: str) -> Version:
+        """Replace a file, or create it. VersionMismatchError if the file is not the one that was read.
+
+        Also if the outcome is unknown: then other writers have replaced the file, perhaps after this one.
+        """
+        try:
+            return await self.storage.write_if(key, data, version, metadata=self.format.object_metadata(file_type))
+        except (AlreadyExistsError, OutcomeUnknownError) as error:
+            raise VersionMismatchError(f"{key} in {self.storage.url} has changed since it was read") from error
 
     def cache_counts(self) -> dict[str, tuple[int, int]]:
         """Hits and misses of the caches, per kind of file."""

@@ -29,6 +29,8 @@ from icefloe.ids import OBJECT_ID_BYTES, ObjectId, decode_base32
 from icefloe.ledger.ledger import (
     CONVERSION,
     MAIN,
+    HistoryChange,
+    HistoryChangedError,
     Ledger,
     RefFiles,
     StaleTipError,
@@ -371,11 +373,17 @@ class Icechunk1Ledger(Ledger):
 
     async def reparent_snapshot(self, snapshot_id: ObjectId, parent_id: ObjectId) -> None:
         """Expiry: rewrite a snapshot in place with another parent."""
-        self.metadata_files.forget_snapshot(snapshot_id)
-        self._history.pop(snapshot_id, None)
-        snapshot = await self.metadata_files.fetch_snapshot(snapshot_id)
-        await self.metadata_files.write_snapshot(dataclasses.replace(snapshot, parent_id=parent_id))
-        self.metadata_files.forget_snapshot(snapshot_id)
+        await self.change_parents(HistoryChange(frozenset(), {snapshot_id: parent_id}))
+
+    async def change_parents(self, change: HistoryChange) -> None:
+        for snapshot_id, parent_id in change.parents.items():
+            self._history.pop(snapshot_id, None)
+            snapshot, version = await self.metadata_files.fetch_versioned_snapshot(snapshot_id)
+            change.check_parent(snapshot_id, snapshot.parent_id)
+            try:
+                await self.metadata_files.replace_snapshot(dataclasses.replace(snapshot, parent_id=parent_id), version)
+            except VersionMismatchError as error:
+                raise HistoryChangedError(snapshot_id) from error
 
     async def fetch_config(self) -> StoredConfig:
         try:

@@ -16,6 +16,7 @@ from icefloe.errors import (
     ObjectNotFoundError,
     ReadOnlyError,
     RefNotFoundError,
+    StorageError,
     UnsupportedError,
     VersionMismatchError,
 )
@@ -106,6 +107,29 @@ class StaleTipError(ConflictError):
         )
 
 
+class HistoryChangedError(StorageError):
+    """Another process gave a snapshot another parent after a history change was planned, or wrote its log again.
+
+    `parent_id` is the parent in the file of the snapshot, if that is why the change was not applied. The caller plans
+    the change again.
+    """
+
+    snapshot_id: ObjectId
+    parent_id: ObjectId | None
+
+    def __init__(self, snapshot_id: ObjectId, parent_id: ObjectId | None = None) -> None:
+        super().__init__(
+            f"another process changed the history of snapshot {snapshot_id} at the same time. Try again",
+            snapshot_id=snapshot_id,
+            parent_id=parent_id,
+        )
+
+    @property
+    def observed(self) -> Mapping[ObjectId, ObjectId]:
+        """The parents that were found in files of snapshots."""
+        return {} if self.parent_id is None else {self.snapshot_id: self.parent_id}
+
+
 def add_position(found: list[BranchPosition], snapshot_id: ObjectId, since: dt.datetime, limit: int) -> bool:
     """Add an older position of a branch. Return whether older ones are wanted.
 
@@ -146,17 +170,24 @@ class StoredConfig:
 class HistoryChange:
     """The changes of an expiry to refs and history.
 
-    `parents` contains the new parent of every kept snapshot whose parent expires. `branches` and `tags` are removed if
-    they still point to the given snapshots.
+    `parents` contains the new parent of every kept snapshot whose parent expires. `former` contains the parents that
+    these had when the change was planned. `branches` and `tags` are removed if they still point to the given snapshots.
     """
 
     expired: frozenset[ObjectId]
     parents: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
     branches: Mapping[str, ObjectId] = field(default_factory=dict)
     tags: Mapping[str, ObjectId] = field(default_factory=dict)
+    former: Mapping[ObjectId, ObjectId] = field(default_factory=dict)
 
     def is_empty(self) -> bool:
         return not (self.expired or self.parents or self.branches or self.tags)
+
+    def check_parent(self, snapshot_id: ObjectId, parent_id: ObjectId | None) -> None:
+        """Raise HistoryChangedError if the parent in the file of a snapshot has changed since the plan."""
+        former, new = self.former.get(snapshot_id), self.parents.get(snapshot_id)
+        if former is not None and new is not None and parent_id not in (former, new):
+            raise HistoryChangedError(snapshot_id, parent_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,7 +660,10 @@ class Ledger(ABC):
         raise UnsupportedError(f"{type(self).__name__} cannot give snapshot {snapshot_id} another parent")
 
     async def change_parents(self, change: HistoryChange) -> None:
-        """Give snapshots the new parents of a history change."""
+        """Give snapshots the new parents of a history change.
+
+        Raises HistoryChangedError if other processes do the same, and the change has to be planned again.
+        """
         for snapshot_id, parent_id in change.parents.items():
             await self.reparent_snapshot(snapshot_id, parent_id)
 

@@ -6,6 +6,10 @@ age. Then the ref of every branch whose newest snapshot was rewritten is written
 creates the next branch file. So a writer that still has the old snapshot in memory cannot commit a quote of an expired
 snapshot: the number is taken, so it reads the snapshot again and tries the next number.
 
+Several processes may do this at the same time, and one of them may be late. So the files are read first, and each is
+only replaced if it is still the one that was read. Then no parent is written that another process has expired and
+collected.
+
 In a generation that records expiries, garbage collection does this. Until then, the files quote expired snapshots, and
 the history that users see is that of the files with the recorded new parents.
 """
@@ -18,19 +22,20 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from contextlib import aclosing
 
-from icefloe.errors import FormatError, SnapshotNotFoundError, StorageError
+from icefloe.errors import FormatError, SnapshotNotFoundError, StorageError, VersionMismatchError
 from icefloe.formats.repository.snapshot import MAX_HISTORY, MetadataElsewhere
 from icefloe.ids import ObjectId
-from icefloe.ledger.ledger import HistoryChange, Ledger, Tip
+from icefloe.ledger.ledger import HistoryChange, HistoryChangedError, Ledger, Tip
 from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo
+from icefloe.storage.contract import Version
 
 
 async def walk_history(
     metadata_files: MetadataFiles,
     snapshot_id: ObjectId,
     existing: Container[ObjectId] | None = None,
-    read: list[Snapshot] | None = None,
+    read: list[tuple[Snapshot, Version]] | None = None,
 ) -> AsyncIterator[SnapshotInfo]:
     """The snapshot, then its ancestors, newest first.
 
@@ -43,13 +48,15 @@ async def walk_history(
 
     A writer that ran while history was expired may quote snapshots that were collected since. The parent in a
     snapshot's own file always exists, so the walk falls back to those. With `existing`, only snapshots of this set are
-    returned. If the whole history is in the first file, that snapshot is added to `read`.
+    returned. If the whole history is in the first file, that snapshot and the version of its file are added to `read`.
     """
-    snapshot = await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
-    if read is not None and _find_next(snapshot) is None:
-        read.extend(
-            [] if any(isinstance(each.metadata, MetadataElsewhere) for each in snapshot.history) else [snapshot]
-        )
+    if read is None:
+        snapshot = await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
+    else:
+        snapshot, version = await metadata_files.fetch_versioned_snapshot(snapshot_id)
+        is_elsewhere = any(isinstance(each.metadata, MetadataElsewhere) for each in snapshot.history)
+        if _find_next(snapshot) is None and not is_elsewhere:
+            read.append((snapshot, version))
     seen = {snapshot.id}
     yield snapshot.info
     while True:
@@ -236,32 +243,48 @@ async def rewrite_history(
 ) -> set[ObjectId]:
     """Rewrite kept snapshots whose history, or quoted history, differs from `change`. Returns their ids.
 
-    Older snapshots come first. While a descendant still quotes an expired snapshot, a walk over history shows it, so
-    that another expiry repeats all of this after an interruption.
+    Older snapshots are written first. While a descendant still quotes an expired snapshot, a walk over history shows
+    it, so that another expiry repeats all of this after an interruption.
+
+    They are read in the other order. If another process writes a later change, it writes the snapshot with the new
+    parent before its descendants. So if that one is as planned, the descendants were as well when they were read. It
+    is read again for every ref. Raises HistoryChangedError if it is not as planned, or if a file has changed since it
+    was read.
     """
     known: dict[ObjectId, Snapshot] = {}
     rewritten: set[ObjectId] = set()
     for start in sorted(set(starts)):
         candidates, read = await _find_candidates(metadata_files, start, change)
-        for snapshot_id in candidates:
+        versions: dict[ObjectId, Version] = {}
+        for snapshot_id in reversed(candidates):
             if snapshot_id in known:
                 continue
             try:
                 # The file that the request before this one has read is not read again.
-                snapshot = read if read is not None and read.id == snapshot_id else None
-                snapshot = snapshot or await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
-                known[snapshot_id], read = snapshot, None
+                if read is None or read[0].id != snapshot_id:
+                    read = await metadata_files.fetch_versioned_snapshot(snapshot_id)
             except SnapshotNotFoundError:
                 continue  # it is quoted, but its file was collected; the quote is removed
-            if not _contradicts(snapshot, change):
-                continue
+            known[snapshot_id], versions[snapshot_id] = read
+            change.check_parent(snapshot_id, known[snapshot_id].parent_id)
+            read = None
+        to_replace = [each for each in candidates if each in versions and _contradicts(known[each], change)]
+        if to_replace:
+            for snapshot_id in candidates:
+                if snapshot_id in change.parents and snapshot_id in known and snapshot_id not in versions:
+                    again = await metadata_files.fetch_snapshot_file(snapshot_id, anew=True)
+                    change.check_parent(snapshot_id, again.parent_id)
+        for snapshot_id in to_replace:
+            snapshot = known[snapshot_id]
             parent_id = change.parents.get(snapshot_id, snapshot.parent_id)
             assert parent_id is not None, "the first snapshot quotes no ancestor"
             if parent_id not in known:
                 known[parent_id] = await _fetch_parent(metadata_files, parent_id)
             known[snapshot_id] = plan_quotes(snapshot, known[parent_id])
-            await metadata_files.write_snapshot(known[snapshot_id])
-            metadata_files.forget_snapshot(snapshot_id)
+            try:
+                await metadata_files.replace_snapshot(known[snapshot_id], versions[snapshot_id])
+            except VersionMismatchError as error:
+                raise HistoryChangedError(snapshot_id) from error
             rewritten.add(snapshot_id)
     return rewritten
 
@@ -277,12 +300,12 @@ async def _fetch_parent(metadata_files: MetadataFiles, snapshot_id: ObjectId) ->
 
 async def _find_candidates(
     metadata_files: MetadataFiles, start: ObjectId, change: HistoryChange
-) -> tuple[list[ObjectId], Snapshot | None]:
+) -> tuple[list[ObjectId], tuple[Snapshot, Version] | None]:
     """Kept ancestors of a snapshot, oldest first, whose parent or quotes may have to change.
 
-    Also the snapshot that the last request has read, if that was the first one.
+    Also the snapshot that the last request has read and its version, if that was the first one.
     """
-    read: list[Snapshot] = []
+    read: list[tuple[Snapshot, Version]] = []
     chain = [info.id async for info in walk_history(metadata_files, start, read=read)]
     kept = [snapshot_id for snapshot_id in reversed(chain) if snapshot_id not in change.expired]
     found: list[ObjectId] = []

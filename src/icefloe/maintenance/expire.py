@@ -25,10 +25,18 @@ from icefloe.errors import (
     SnapshotNotFoundError,
     StorageError,
     UnsupportedError,
+    VersionMismatchError,
     printable,
 )
 from icefloe.ids import ObjectId
-from icefloe.ledger.ledger import CONVERSION, MAIN, MOST_NEW_PARENTS, HistoryChange, check_not_converting
+from icefloe.ledger.ledger import (
+    CONVERSION,
+    MAIN,
+    MOST_NEW_PARENTS,
+    HistoryChange,
+    HistoryChangedError,
+    check_not_converting,
+)
 from icefloe.maintenance.inventory import (
     History,
     UncachedRepository,
@@ -43,6 +51,7 @@ from icefloe.metadata_files import MetadataFiles
 from icefloe.model.snapshot import Snapshot, SnapshotInfo, TransactionLog, check_past
 from icefloe.session.ancestry import GONE, compare_snapshots, fit_log, join_logs, merge_logs
 from icefloe.session.open_repository import RepositoryContext
+from icefloe.storage.contract import Version
 
 _SHOWN = 10
 
@@ -244,7 +253,7 @@ def _finish(
             parents[info.id] = nearest
     everything = {**history.detached, **history.snapshots}
     listed = sorted((everything[key] for key in expired), key=lambda info: info.written_at, reverse=True)
-    change = HistoryChange(expired, parents, dict(branches), dict(tags))
+    change = HistoryChange(expired, parents, dict(branches), dict(tags), _parents_of(history, parents))
     return ExpiryPlan(change, tuple(listed), len(everything) - len(expired), skipped)
 
 
@@ -260,8 +269,14 @@ def plan_new_parents(history: History, new_parents: Mapping[ObjectId, ObjectId])
             current = new_parents[current] if current in paths else history.snapshots[current].parent_id
     skipped = {child: path for child, path in paths.items() if path and child in shown}
     expired = frozenset(history.snapshots.keys() - shown)
-    change = HistoryChange(expired, {child: new_parents[child] for child in skipped})
+    parents = {child: new_parents[child] for child in skipped}
+    change = HistoryChange(expired, parents, former=_parents_of(history, parents))
     return ExpiryPlan(change, tuple(history.snapshots[each] for each in expired), len(shown), skipped)
+
+
+def _parents_of(history: History, snapshots: Iterable[ObjectId]) -> dict[ObjectId, ObjectId]:
+    found = {each: history.snapshots[each].parent_id for each in snapshots if each in history.snapshots}
+    return {child: parent for child, parent in found.items() if parent is not None}
 
 
 def _between(history: History, child: ObjectId, ancestor: ObjectId) -> tuple[ObjectId, ...] | None:
@@ -390,6 +405,7 @@ async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId,
     await check_not_converting(context.storage, CONVERSION)
     cause: Exception | None = None
     written: set[ObjectId] = set()
+    observed: dict[ObjectId, ObjectId] = {}
     for _ in range(_ROUNDS):
         uncached = open_uncached(context)
         try:
@@ -400,14 +416,19 @@ async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId,
                 # If a collection died before, descendants may still quote the former parents of what it has written.
                 found = {child: to for child, to in parents.items() if _has_parent(history, child, to)}
                 quoted = {child: to for child, to in found.items() if child not in written}
-                await context.ledger.change_parents(HistoryChange(plan.change.expired, quoted))
+                former = {**quoted, **observed}
+                await context.ledger.change_parents(HistoryChange(plan.change.expired, quoted, former=former))
                 if not history.main or not history.new_parents:
                     return
                 if await context.ledger.record_new_parents(history.main, {}):
                     return
                 continue
-            await _apply(context, plan, uncached.metadata_files, "write new parents")
+            await _apply(context, _observe(plan, observed), uncached.metadata_files, "write new parents")
             written |= plan.change.parents.keys()
+        except HistoryChangedError as error:
+            observed.update(error.observed)
+            written.clear()
+            cause = error
         except GONE as error:
             # Others may have written them and collected garbage since the walk. Damage is found again.
             if str(cause) == str(error):
@@ -416,6 +437,11 @@ async def write_new_parents(context: RepositoryContext, added: Mapping[ObjectId,
     raise StorageError(
         f"other processes changed history in each of {_ROUNDS} attempts to write recorded expiries. Try again"
     ) from cause
+
+
+def _observe(plan: ExpiryPlan, observed: Mapping[ObjectId, ObjectId]) -> ExpiryPlan:
+    """A plan with parents that were read from files before it was made. History may have others, from quotes."""
+    return replace(plan, change=replace(plan.change, former={**plan.change.former, **observed}))
 
 
 def _has_parent(history: History, child: ObjectId, parent: ObjectId) -> bool:
@@ -446,17 +472,28 @@ async def _write_expiry(context: RepositoryContext, plan: ExpiryPlan, contents: 
     if context.ledger.expires_at_once:
         await _apply(context, plan, contents)
         return plan
-    refs = await fetch_all_refs(open_uncached(context).ledger)
-    await _apply(context, plan, contents)
-    for _ in range(_ROUNDS):
-        # A commit or an amendment made in the meantime may have an expired parent.
-        if await fetch_all_refs(open_uncached(context).ledger) == refs:
-            break
+    refs, missed = await fetch_all_refs(open_uncached(context).ledger), plan
+    observed: dict[ObjectId, ObjectId] = {}
+    for number in range(_ROUNDS):
+        unchanged = HistoryChange(frozenset())
+        try:
+            await _apply(context, missed, contents)
+        except HistoryChangedError as error:
+            if number == _ROUNDS - 1:
+                raise
+            observed.update(error.observed)
+            unchanged = plan.change
+        else:
+            # A commit or an amendment made in the meantime may have an expired parent.
+            if await fetch_all_refs(open_uncached(context).ledger) == refs:
+                break
         history = await fetch_history(open_uncached(context))
-        refs, missed = history.refs, plan_again(history, plan.change.expired)
+        refs, branches, tags = history.refs, unchanged.branches, unchanged.tags
+        missed = plan_again(history, plan.change.expired, branches, tags)
+        missed = replace(missed, change=replace(missed.change, branches=branches, tags=tags))
         if missed.change.is_empty():
             break
-        await _apply(context, missed, contents)
+        missed = _observe(missed, observed)
     return plan
 
 
@@ -468,59 +505,34 @@ async def _apply(
     The nodes of a snapshot never change, so `contents` may have them in its cache. Logs are read from storage.
     """
     seams = {} if context.ledger.keeps_pruned_logs or not context.capabilities.transaction_logs else plan.skipped
-    exact = {}
+    exact, versions = {}, {}
     for number, (child, skipped) in enumerate(seams.items()):
         report_progress("join transaction logs", number, len(seams))
         parent = await contents.fetch_snapshot_file(plan.change.parents[child])
         if parent.parent_id is None:
             context.metadata_files.keep_snapshot(parent)  # its file is never rewritten
-        own, exact[child] = await _join_skipped(contents, child, skipped, parent)
+        own, exact[child], version = await _join_skipped(contents, child, skipped, parent, plan.change)
         # Until the parents change, the log contains both, because a log with missing changes would hide a conflict.
-        await _write_log(context, child, _union(own, exact[child]))
+        versions[child] = await _replace_log(context, child, _union(own, exact[child]), version)
     report_progress(stage, 0, 1)
     await context.ledger.change_history(plan.change)
     for child, log in exact.items():
-        await _write_log(context, child, log)
-        await _follow_others(context, child, plan.change.parents[child])
+        await _replace_log(context, child, log, versions[child])
     report_progress(stage, 1, 1)
 
 
-async def _follow_others(context: RepositoryContext, child: ObjectId, parent: ObjectId) -> None:
-    """Write a log again that replaced the log of a concurrent expiry, which changed the parent too.
+async def _replace_log(
+    context: RepositoryContext, snapshot_id: ObjectId, log: TransactionLog, version: Version | None
+) -> Version:
+    """Write a log if its file is the one that was read. It belongs to the parent that the snapshot had then.
 
-    An expiry changes the parent before it writes its last log. So whoever writes a log last sees the parent that the
-    log has to begin at.
+    An expiry reads a log and writes it before it changes the parent, and again after that. So an expiry that is late
+    does not replace the log of one that changed the parent again.
     """
-    for _ in range(_ROUNDS):
-        uncached = open_uncached(context)
-        try:
-            begins = (await uncached.metadata_files.fetch_snapshot_file(child)).parent_id
-            if begins is None or begins == parent:
-                return
-            skipped: list[ObjectId] = []
-            at: ObjectId | None = parent
-            while at is not None and at != begins:
-                skipped.append(at)
-                at = (await uncached.metadata_files.fetch_snapshot_file(at)).parent_id
-            if at is None:
-                # The other expiry removed fewer commits, so that the parent is a later one than ours.
-                log = await _compare(uncached, begins, child)
-            else:
-                log = await _log_since(uncached.metadata_files, [*reversed(skipped), child], begins)
-        except SnapshotNotFoundError:
-            return  # a collection deleted the expired files; the expiry wrote the log
-        await _write_log(context, child, log)
-        parent = begins
-
-
-async def _compare(uncached: UncachedRepository, parent: ObjectId, child: ObjectId) -> TransactionLog:
-    files = uncached.metadata_files
-    return await compare_snapshots(await files.fetch_snapshot(parent), await files.fetch_snapshot(child), files)
-
-
-async def _write_log(context: RepositoryContext, snapshot_id: ObjectId, log: TransactionLog) -> None:
-    await context.metadata_files.write_transaction_log(snapshot_id, log)
-    context.metadata_files.forget_transaction_log(snapshot_id)
+    try:
+        return await context.metadata_files.replace_transaction_log(snapshot_id, log, version)
+    except VersionMismatchError as error:
+        raise HistoryChangedError(snapshot_id) from error
 
 
 def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
@@ -538,31 +550,32 @@ def _union(one: TransactionLog, other: TransactionLog) -> TransactionLog:
 
 
 async def _join_skipped(
-    files: MetadataFiles, child: ObjectId, skipped: Sequence[ObjectId], parent: Snapshot
-) -> tuple[TransactionLog, TransactionLog]:
-    """What a snapshot changed against its expired parent, and against its new parent.
+    files: MetadataFiles, child: ObjectId, skipped: Sequence[ObjectId], parent: Snapshot, change: HistoryChange
+) -> tuple[TransactionLog, TransactionLog, Version | None]:
+    """What a snapshot changed against its expired parent, and against its new parent. Also the version of its log.
 
     Its own log is read last, and once: a concurrent expiry may write it again, and what that one wrote must not be
-    replaced by less.
+    replaced by less. If the snapshot still has the former parent after that, the log belongs to it.
     """
-    before, new = await files.fetch_snapshot(skipped[0]), await files.fetch_snapshot(child)
+    before = await files.fetch_snapshot(skipped[0])
     earlier = await _find_logs(files, skipped[::-1])
-    own = await _find_logs(files, [child])
+    versions: list[Version] = []
+    own = await _find_logs(files, [child], versions)
+    new = await files.fetch_snapshot(child, anew=True)
+    change.check_parent(child, new.parent_id)
     return (
         await _fit_logs(files, own, before, new),
         await _fit_logs(files, None if earlier is None or own is None else [*earlier, *own], parent, new),
+        versions[0] if versions else None,
     )
 
 
-async def _log_since(files: MetadataFiles, snapshots: Sequence[ObjectId], parent: ObjectId) -> TransactionLog:
-    old, new = await files.fetch_snapshot(parent), await files.fetch_snapshot(snapshots[-1])
-    return await _fit_logs(files, await _find_logs(files, snapshots), old, new)
-
-
-async def _find_logs(files: MetadataFiles, snapshots: Sequence[ObjectId]) -> list[TransactionLog] | None:
+async def _find_logs(
+    files: MetadataFiles, snapshots: Sequence[ObjectId], versions: list[Version] | None = None
+) -> list[TransactionLog] | None:
     """The logs of some snapshots. None if one of them has none."""
     try:
-        return [await files.fetch_transaction_log(each, anew=True) for each in snapshots]
+        return [await files.fetch_transaction_log(each, anew=True, versions=versions) for each in snapshots]
     except ObjectNotFoundError:
         return None
 

@@ -23,7 +23,7 @@ from icefloe.errors import FormatError, InvalidInputError, SnapshotNotFoundError
 from icefloe.formats.format import Format
 from icefloe.ids import ObjectId, decode_base32_column, encode_base32_column, new_object_id, text_length
 from icefloe.ledger.generations import make_ledger
-from icefloe.ledger.ledger import MAIN, HistoryChange, Ledger, RefTargets, Tip
+from icefloe.ledger.ledger import MAIN, HistoryChange, HistoryChangedError, Ledger, RefTargets, Tip
 from icefloe.ledger.quoted_history import walk_shown_history
 from icefloe.metadata_files import CacheLimits, MetadataFiles
 from icefloe.model.snapshot import INGESTED_FOLDER, SnapshotInfo, check_past, check_zone
@@ -544,11 +544,25 @@ async def _follow_refs(
     return History(refs, found, misquoted=misquoted, main=main)
 
 
+_ROUNDS = 20
+"""The number of attempts if others change history at the same time."""
+
+
 async def correct_quotes(context: RepositoryContext, uncached: UncachedRepository) -> None:
     """Rewrite snapshots that quote deleted ancestors."""
+    observed: dict[ObjectId, ObjectId] = {}
     misquoted = (await fetch_written_history(uncached)).misquoted
-    if misquoted:
-        await context.ledger.change_parents(HistoryChange(frozenset(), misquoted))
+    for _ in range(_ROUNDS):
+        if not misquoted:
+            return
+        former = {**misquoted, **observed}
+        try:
+            await context.ledger.change_parents(HistoryChange(frozenset(), misquoted, former=former))
+        except HistoryChangedError as error:
+            observed.update(error.observed)
+            misquoted = (await fetch_written_history(reopen_uncached(uncached))).misquoted
+        else:
+            return
 
 
 def _find_contradictions(
