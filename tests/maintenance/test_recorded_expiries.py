@@ -346,7 +346,10 @@ def test_a_repaired_main_still_has_its_record(tmp_path: Path) -> None:
     assert messages(icefloe.Repository.open(repo.storage)) == ["c 5 on main", "Repository initialized"]
 
 
-@pytest.mark.parametrize("bad", [["x"], {"x": "y"}, {"0" * 20: 7}, "text"], ids=str)
+TOO_MANY = {f"{number:020}": "0" * 20 for number in range(4097)}
+
+
+@pytest.mark.parametrize("bad", [["x"], {"x": "y"}, {"0" * 20: 7}, "text", TOO_MANY], ids=lambda bad: str(bad)[:20])
 def test_a_record_that_cannot_be_read_is_an_error_of_the_format(bad: object) -> None:
     repo = make_past(icefloe.in_memory_storage(), "repository", commits=1).repo
     text = json.dumps({"snapshot": repo.lookup_branch("main"), "new_parents": bad})

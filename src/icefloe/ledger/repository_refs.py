@@ -22,6 +22,8 @@ TAG_FILE = "ref.json"
 TAG_TOMBSTONE = "ref.json.deleted"
 _SUFFIX = ".json"
 _NEW_PARENTS = "new_parents"
+_MOST_NEW_PARENTS = 4096
+"""Every commit repeats them. Icefloe records some 64, and a few more if other branches are amended at the same time."""
 _NAME = re.compile(r"([0-9A-Z]{8}|[0-9A-Z]{13})\.json")
 
 
@@ -130,6 +132,8 @@ def parse_ref(data: bytes, key: str) -> RefContent:
             raise TypeError(f"the snapshot is {snapshot_id!r}")
         decode_base32(snapshot_id, 12)
         new_parents = document.get(_NEW_PARENTS, {})
+        if len(new_parents) > _MOST_NEW_PARENTS:
+            raise ValueError(f"it has {len(new_parents)} new parents, expected at most {_MOST_NEW_PARENTS}")
         for each in (*new_parents.keys(), *new_parents.values()):
             decode_base32(each, 12)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
