@@ -31,6 +31,7 @@ from icefloe.model.chunk_table import (
     ChunkKind,
     ChunkRef,
     ChunkTable,
+    ChunkTables,
     empty_table,
     highest,
     lowest,
@@ -658,7 +659,8 @@ def _boxes(node: ArrayNode) -> _Boxes:
 
 def _table_in(manifest: Manifest, node: ArrayNode) -> ChunkTable | None:
     """The references of an array in a manifest."""
-    table = manifest.tables.get(node.id)
+    tables = manifest.tables
+    table = tables.find(node.id) if type(tables) is ChunkTables else tables.get(node.id)
     # Early writers left entries of other arrays under an id; another rank cannot be this array's.
     return table if table is not None and table.ndim == len(node.shape) else None
 
@@ -741,7 +743,7 @@ class ChunkLookup:
 
     def manifests_for(self, node: ArrayNode, coords: tuple[int, ...]) -> list[ObjectId]:
         """Manifests that may hold a chunk. Raises ListsNotLoadedError."""
-        if isinstance(node.manifests, ListedRefs):
+        if type(node.manifests) is ListedRefs:  # much faster than isinstance() of a class with abstract bases
             lists = node.manifests.at(coords)
             if len(lists) == 1:
                 return self._index_list(lists[0]).holding(coords)

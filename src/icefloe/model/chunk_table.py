@@ -509,6 +509,11 @@ class ChunkTables(Mapping[NodeId, ChunkTable]):
     def __contains__(self, node_id: object) -> bool:
         return node_id in self._index()
 
+    def find(self, node_id: NodeId) -> ChunkTable | None:
+        """The table of an array, if it has one here."""
+        index = self._index().get(node_id)
+        return None if index is None else self.at(index)
+
     def _index(self) -> dict[NodeId, int]:
         if not self._places:
             # In one assignment, so that readers on other threads find nothing or all of it.

@@ -234,8 +234,7 @@ class ConfigValue(WithFields):
     """Settings that the official package does not have. They are shown if they are set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setting = settings_of(type(self)).get(name)
-        if setting is not None and value is not None:
+        if value is not None and (setting := settings_of(type(self)).get(name)) is not None:
             value = setting.kind.parse(f"{type(self).__name__}.{name}", value)
         object.__setattr__(self, name, value)
 
