@@ -4,50 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import zarr
+from tests.session.intrusions import GENERATIONS, IntrudedStorage, Intrusion, every_intrusion
 
 import icefloe
-from icefloe.storage.contract import Storage
-from icefloe.storage.wrappers import Operation, WrappedStorage
 
-T = TypeVar("T")
-GENERATIONS = [version.value for version in icefloe.SpecVersion]
 OURS, MINE = 7, 77
-
-
-@dataclass
-class Intrusion:
-    """Something that happens before a request, counted from where it was armed."""
-
-    before: int
-    run: Callable[[], Awaitable[None]] | None = None
-    requests: int = 0
-    happened: bool = False
-
-
-class IntrudedStorage(WrappedStorage):
-    """Lets something happen before one of its requests."""
-
-    def __init__(self, inner: Storage, intrusion: Intrusion) -> None:
-        super().__init__(inner)
-        self._intrusion = intrusion
-
-    def _rewrap(self, inner: Storage) -> Storage:
-        return IntrudedStorage(inner, self._intrusion)
-
-    async def _forward(self, operation: Operation, call: Callable[[], Awaitable[T]]) -> T:
-        intrusion = self._intrusion
-        if intrusion.run is not None:
-            intrusion.requests += 1
-            if intrusion.requests == intrusion.before:
-                intrusion.happened = True
-                await intrusion.run()
-        return await call()
 
 
 def commit_cell(repo: icefloe.Repository, index: int) -> str:
@@ -73,15 +38,14 @@ async def collect(repo: icefloe.Repository) -> None:
         await repo.garbage_collect_async(dt.datetime.now(dt.UTC), ignore_running_sessions=True)
 
 
-def commit_while(generation: str, index: int, before: int, is_expired: bool) -> tuple[bool, str, Any]:
+def commit_while(generation: str, index: int, intrusion: Intrusion, is_expired: bool) -> tuple[str, Any]:
     """Commit a cell on top of two commits that it has missed, of which the first is expired and collected meanwhile.
 
-    Returns whether the others did their part, how the commit ended, and the values after it.
+    Returns how the commit ended, and the values after it.
     """
     inner = icefloe.in_memory_storage()
     repo = icefloe.Repository.create(inner, spec_version=generation)
     commit_cell(repo, 8)
-    intrusion = Intrusion(before)
     mine = icefloe.Repository.open(IntrudedStorage(inner, intrusion)).writable_session("main")
     zarr.open_array(mine.store, path="a", mode="r+")[index] = MINE
     first, _ = commit_cell(repo, 0), commit_cell(repo, 1)
@@ -103,7 +67,7 @@ def commit_while(generation: str, index: int, before: int, is_expired: bool) -> 
     intrusion.run = None
     after = icefloe.Repository.open(inner)
     assert after.verify().is_clean
-    return intrusion.happened, outcome, cells(after)
+    return outcome, cells(after)
 
 
 @pytest.mark.every_generation
@@ -113,14 +77,12 @@ def commit_while(generation: str, index: int, before: int, is_expired: bool) -> 
 def test_a_commit_meets_every_conflict_whenever_others_expire_and_collect(
     generation: str, index: int, is_expired: bool
 ) -> None:
-    before, happened = 0, True
-    while happened:
-        before += 1
-        happened, outcome, values = commit_while(generation, index, before, is_expired)
-        where = f"others came before request {before}"
+    for intrusion in every_intrusion():
+        outcome, values = commit_while(generation, index, intrusion, is_expired)
+        where = f"others came before request {intrusion.before}"
         assert values[[0, 1, 8]].tolist() == [OURS, OURS, OURS], where
         if index == 5:
             assert (outcome, values[5]) in (("committed", MINE), ("ConflictError", 0)), where
         else:
             assert outcome in ("RebaseFailedError", "ConflictError"), where
-    assert before > 5, "a commit that was rebased takes several requests"
+    assert intrusion.before > 5, "a commit that was rebased takes several requests"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zarr
-from tests.session.test_commits_during_maintenance import GENERATIONS, IntrudedStorage, Intrusion
+from tests.session.intrusions import GENERATIONS, IntrudedStorage, Intrusion, every_intrusion
 
 import icefloe
 from icefloe.blocking import run_blocking
@@ -73,17 +73,14 @@ def check(storage: Storage, verb: str, target: str, ended: str, where: str) -> N
 def test_a_collection_before_any_request_of_a_change_leaves_no_ref_to_a_missing_snapshot(
     generation: str, verb: str
 ) -> None:
-    before, happened = 0, True
-    while happened:
-        before += 1
+    for intrusion in every_intrusion():
         storage, target = with_expired_snapshot(generation)
-        intrusion = Intrusion(before)
         repo = icefloe.Repository.open(IntrudedStorage(storage, intrusion))
         intrusion.run = lambda storage=storage: collect(storage)  # type: ignore[misc]
         ended = run_blocking(outcome(VERBS[verb](repo, target)))
-        intrusion.run, happened = None, intrusion.happened
-        check(storage, verb, target, ended, f"collected before request {before}")
-    assert before > 2
+        intrusion.run = None
+        check(storage, verb, target, ended, f"collected before request {intrusion.before}")
+    assert intrusion.before > 2
 
 
 @pytest.mark.long
@@ -106,16 +103,12 @@ def test_a_change_before_any_request_of_a_collection_leaves_no_ref_to_a_missing_
         intrusion.run = None
         return await changing[0] if changing else "never begun"
 
-    before, happened = 0, True
-    while happened:
-        before += 1
+    for intrusion in every_intrusion():
         storage, target = with_expired_snapshot(generation)
-        intrusion = Intrusion(before)
         ended = run_blocking(both(storage, target, intrusion))
-        happened = intrusion.happened
-        if happened:
-            check(storage, verb, target, ended, f"changed before request {before}")
-    assert before > 10
+        if intrusion.happened:
+            check(storage, verb, target, ended, f"changed before request {intrusion.before}")
+    assert intrusion.before > 10
 
 
 @pytest.mark.parametrize("verb", ["tag", "branch", "reset main"])
